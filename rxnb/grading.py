@@ -5,12 +5,11 @@
 # %% auto #0
 __all__ = ['GRADERS', 'grader_id', 'read_number', 'extract', 'Grade', 'grade', 'tally', 'self_check', 'check_prompt_and_grader']
 
-# %% ../nbs/02_grading.ipynb #7d86e3ee
+# %% ../nbs/02_grading.ipynb #8753c3b2
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import islice
 from itertools import islice
 
 # %% ../nbs/02_grading.ipynb #8ff72033
