@@ -220,7 +220,7 @@ def init_lora(self,
     return Lora(rank, seed, {n:p.requires_grad_() for n,p in P.items()})
 Engine.init_lora = init_lora
 
-# %% ../nbs/07_engine.ipynb #83bf8e97
+# %% ../nbs/07_engine.ipynb #a1d4c313
 @dataclass(frozen=True)
 class Snapshot:
     "An immutable copy of an adapter, ready to mount; without adapters it is the base model."
@@ -238,7 +238,8 @@ def snapshot(self,
 Engine.snapshot = snapshot
 
 def mount(self, adapters):
-    "Put `{site: (A, B)}` in place; sites that are not named run bare."
+    "Put `{site: (A, B)}` in place; sites that are not named run bare, and an adapter of another model raises ValueError."
+    if strange:=set(adapters)-set(self.sites): raise ValueError(f'{min(strange)}: {self.path!r} has no such layer to adapt')
     for n,(m,_) in self.sites.items(): m.lora = adapters.get(n)
 Engine.mount = mount
 
