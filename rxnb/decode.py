@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ROWS', 'TILE', 'SampleRequest', 'Sequence', 'SampleResult', 'philox', 'uniforms', 'pick', 'row_invariant',
-           'tiled_attention', 'tiled_causal', 'Clock', 'sample']
+           'tiled_attention', 'tiled_causal', 'Clock']
 
-# %% ../nbs/07a_decode.ipynb #8c5a568a
+# %% ../nbs/07a_decode.ipynb #3b7f293e
 import copy, math, secrets
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fastcore.basics import patch
 
 from .engine import Engine, Snapshot, attend, causal_attention, _ids
 
@@ -151,17 +152,18 @@ def row_invariant(
 
 def _up(n, k): return -(-n//k)*k
 
-# %% ../nbs/07a_decode.ipynb #4275f5b5
+# %% ../nbs/07a_decode.ipynb #8bbca46d
 def tiled_attention(q, k, v, scale, visible):
     "Attention of q [B,H,Q,d] over k, v [B,H_kv,K,d], K a multiple of `TILE`, where `visible` [B or 1,1,Q,K]: [B,H,Q,d]."
-    B, H, Q, d = q.shape; G = k.shape[1]; K = k.shape[2]
+    (B, H, Q, d), G, K, dtype = q.shape, k.shape[1], k.shape[2], q.dtype
+    q, k, v = (x.float() for x in (q, k, v))                       # half-precision scores would lose too much
     qg = (q*scale).reshape(B*G, (H//G)*Q, d)
     tiles = [slice(i, i+TILE) for i in range(0, K, TILE)]
     s = torch.cat([torch.bmm(qg, k[:,:,t].flatten(0,1).transpose(1,2)) for t in tiles], -1)
-    s = s.view(B, H, Q, K).masked_fill(~visible, -torch.inf).softmax(-1, dtype=torch.float32).to(q.dtype).view(B*G, -1, K)
+    s = s.view(B, H, Q, K).masked_fill(~visible, -torch.inf).softmax(-1).view(B*G, -1, K)
     out = torch.bmm(s[...,tiles[0]], v[:,:,tiles[0]].flatten(0,1))
     for t in tiles[1:]: out = torch.baddbmm(out, s[...,t], v[:,:,t].flatten(0,1))
-    return out.view(B, H, Q, -1)
+    return out.view(B, H, Q, -1).to(dtype)
 
 def tiled_causal(q, k, v, scale, window=None):
     "Causal attention of L queries over their own keys, L a multiple of `TILE`, a tile of queries at a time."
@@ -289,7 +291,7 @@ def _about_prompt(engine, r, h, res):
         if target is not None:
             t = target[a-1:b-1]; res.target_prompt_logprobs[a-1:b-1] = host(lp.gather(-1, t.clamp(min=0)).masked_fill(t<0, 0.))
 
-# %% ../nbs/07a_decode.ipynb #10dfad1f
+# %% ../nbs/07a_decode.ipynb #8256b7b4
 class _Batch:
     "Rows that decode together. Buffers have one spare row, where padding rows write."
     def __init__(self, engine, requests, results):
@@ -307,8 +309,7 @@ class _Batch:
         self.steps = max(map(room, requests))
         seeds = [results[i].seed for i in self.of]
         self.u = torch.as_tensor(uniforms(seeds+seeds[:1], index+index[:1], self.steps), device=dev)
-        self.stops = _stop_table(engine, requests).to(dev); self.which = field(lambda r: requests.index(r), torch.int64)
-        self.which[:n] = torch.as_tensor(self.of); self.which[n] = 0
+        self.stops = _stop_table(engine, requests).to(dev); self.which = torch.as_tensor([*self.of, 0], device=dev)
         self.tokens = torch.zeros(n+1, self.steps, dtype=torch.int64, device=dev)
         self.logprobs = torch.zeros(n+1, self.steps, device=dev)
         self.top = (torch.zeros(n+1, self.steps, self.k, dtype=torch.int32, device=dev), torch.zeros(n+1, self.steps, self.k, device=dev))
@@ -409,7 +410,7 @@ def _collect(batch, results):
         results[i].sequences.append(Sequence(tokens[x,:n].copy(), logprobs[x,:n].copy(), 'stop' if stopped[x] else 'length'))
         if k: results[i].topk_sample_logprobs = [*(results[i].topk_sample_logprobs or []), (top[0][x,:n,:k].copy(), top[1][x,:n,:k].copy())]
 
-# %% ../nbs/07a_decode.ipynb #c5955104
+# %% ../nbs/07a_decode.ipynb #973c6152
 def _sample_some(engine, requests, results, check_every):
     prefills = []
     for idx in _prompt_batches(engine, requests):
@@ -420,7 +421,8 @@ def _sample_some(engine, requests, results, check_every):
     _decode(batch, _fill(batch, prefills), check_every)
     _collect(batch, results)
 
-def sample(self,
+@patch
+def sample(self:Engine,
     snap:Snapshot,        # whose weights
     requests:list,        # of `SampleRequest`
     max_rows:int=512,     # sequences in one batch at most (a request is not split)
@@ -437,4 +439,3 @@ def sample(self,
             while b < len(requests) and rows+requests[b].num_samples <= max_rows: rows += requests[b].num_samples; b += 1
             _sample_some(self, requests[a:b], results[a:b], check_every); a = b
     return results
-Engine.sample = sample

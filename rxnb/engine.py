@@ -4,10 +4,9 @@
 
 # %% auto #0
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
-           'LoraLinear', 'Engine', 'Lora', 'init_lora', 'Snapshot', 'snapshot', 'mount', 'Datum', 'builtin_params',
-           'forward_backward', 'AdamConfig', 'optim_step', 'score', 'state_dict', 'load_state_dict']
+           'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #5de02b49
+# %% ../nbs/07_engine.ipynb #42123b19
 import contextvars, hashlib, inspect, math, secrets, threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from fastcore.basics import patch
 
 from .losses import torch_token_loss
 
@@ -195,12 +195,13 @@ class Lora:
         return {s:(self.params[f'{s}.lora_A'].to(dtype), (self.params[f'{s}.lora_B']*(ALPHA/self.rank)).to(dtype)) for s in self.sites}
     def __repr__(self): return f'Lora(rank={self.rank}, seed={self.seed}, {len(self.sites)} sites, {sum(p.numel() for p in self.params.values()):,} parameters, step={self.step})'
 
-# %% ../nbs/07_engine.ipynb #df1521ad
+# %% ../nbs/07_engine.ipynb #083f11e5
 def _init_a(seed, name, rank, d_in):
     g = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(f'{seed}/{name}'.encode()).digest()[:7], 'big'))
     return torch.empty(rank, d_in).uniform_(-1/math.sqrt(d_in), 1/math.sqrt(d_in), generator=g)
 
-def init_lora(self,
+@patch
+def init_lora(self:Engine,
     rank:int,               # r, at least 1
     seed:int=None,          # of A; None: drawn, see `Lora.seed`
     train_mlp:bool=True,    # adapt the feed-forward layers
@@ -218,9 +219,8 @@ def init_lora(self,
         P[f'{n}.lora_A'] = _init_a(seed, n, rank, d_in).to(self.device)
         P[f'{n}.lora_B'] = torch.zeros(d_out, rank, device=self.device)
     return Lora(rank, seed, {n:p.requires_grad_() for n,p in P.items()})
-Engine.init_lora = init_lora
 
-# %% ../nbs/07_engine.ipynb #a1d4c313
+# %% ../nbs/07_engine.ipynb #ccb8f7c1
 @dataclass(frozen=True)
 class Snapshot:
     "An immutable copy of an adapter, ready to mount; without adapters it is the base model."
@@ -228,20 +228,20 @@ class Snapshot:
     rank: int       # 0: the base model
     step: int       # optimizer steps its source had taken
 
-def snapshot(self,
+@patch
+def snapshot(self:Engine,
     lora:Lora=None # None: the base model
 ) -> Snapshot:
     "A copy of `lora` that never changes afterwards."
     if lora is None: return Snapshot({}, 0, 0)
     with self.lock, torch.no_grad():
         return Snapshot({s:tuple(t.detach().clone() for t in ab) for s,ab in lora.adapters(self.dtype).items()}, lora.rank, lora.step)
-Engine.snapshot = snapshot
 
-def mount(self, adapters):
+@patch
+def mount(self:Engine, adapters):
     "Put `{site: (A, B)}` in place; sites that are not named run bare, and an adapter of another model raises ValueError."
     if strange:=set(adapters)-set(self.sites): raise ValueError(f'{min(strange)}: {self.path!r} has no such layer to adapt')
     for n,(m,_) in self.sites.items(): m.lora = adapters.get(n)
-Engine.mount = mount
 
 # %% ../nbs/07_engine.ipynb #f0126097
 BUILTIN = {'cross_entropy':{}, 'importance_sampling':{}, 'ppo':dict(clip_low_threshold=.8, clip_high_threshold=1.2),
@@ -382,8 +382,9 @@ def _run_batch(engine, lora, batch, name, params, backward):
             grads = dict(zip(lora.params, torch.autograd.grad(losses.sum(), list(lora.params.values()), allow_unused=True)))
     return logp.detach().cpu().numpy(), losses.detach(), grads
 
-# %% ../nbs/07_engine.ipynb #733b47b2
-def forward_backward(self,
+# %% ../nbs/07_engine.ipynb #7d80e34a
+@patch
+def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
     data:list,         # of `Datum`
     loss_fn:str,       # one of `BUILTIN`
@@ -406,7 +407,6 @@ def forward_backward(self,
                 out[it.i] = mine[:,0].copy() if it.flat else mine[:,:it.targets.shape[1]].copy()
         if backward: _keep(lora, grads)
     return out, {'loss:sum':total, 'live_tokens:sum':float(sum(it.live.sum() for it in items))}
-Engine.forward_backward = forward_backward
 
 def _keep(lora, grads):
     bad = [n for n,g in grads.items() if not g.isfinite().all()]
@@ -424,8 +424,9 @@ class AdamConfig:
     weight_decay: float    # λ, decoupled
     grad_clip_norm: float  # largest norm of the whole gradient; 0: off
 
-# %% ../nbs/07_engine.ipynb #29d39537
-def optim_step(self,
+# %% ../nbs/07_engine.ipynb #7f6c40e3
+@patch
+def optim_step(self:Engine,
     lora:Lora,        # its gradient is used up
     config:AdamConfig # every field
 ) -> dict:
@@ -445,10 +446,10 @@ def optim_step(self,
         torch._foreach_addcdiv_(p, m, denom, value=-config.learning_rate/(1-config.beta1**t))
         lora.step, lora.grads = t, None
     return {'unclipped_grad_l2:mean':norm}
-Engine.optim_step = optim_step
 
-# %% ../nbs/07_engine.ipynb #28a8c6ff
-def score(self,
+# %% ../nbs/07_engine.ipynb #6acfded2
+@patch
+def score(self:Engine,
     snap:Snapshot, # whose log-probabilities
     tokens         # ids [N], N >= 2
 ) -> np.ndarray:
@@ -458,10 +459,10 @@ def score(self,
     with self.lock, torch.inference_mode():
         self.mount(snap.adapters)
         return _score_chunks(self.head, _final_states(self, [item]), torch.as_tensor(item.targets, device=self.device))[:,0].cpu().numpy()
-Engine.score = score
 
-# %% ../nbs/07_engine.ipynb #7a570ac7
-def state_dict(self,
+# %% ../nbs/07_engine.ipynb #924c600a
+@patch
+def state_dict(self:Engine,
     lora:Lora,           # what to save
     optimizer:bool=True  # with AdamW's moments and step count
 ) -> dict:
@@ -469,9 +470,9 @@ def state_dict(self,
     S = {'meta.rank':torch.tensor(lora.rank), 'meta.seed':torch.tensor(lora.seed), 'meta.step':torch.tensor(lora.step if optimizer else 0), **lora.params}
     if optimizer: S |= {f'adam.{k}.{n}':x for k in 'mv' for n,x in getattr(lora, k).items()}
     with self.lock: return {n:x.detach().cpu().clone() for n,x in S.items()}
-Engine.state_dict = state_dict
 
-def load_state_dict(self,
+@patch
+def load_state_dict(self:Engine,
     state:dict # from `state_dict`
 ) -> Lora:
     "A new adapter from a saved state; raises ValueError where it does not fit this model."
@@ -487,4 +488,3 @@ def load_state_dict(self,
         d_out, d_in = self.sites[site][0].weight.shape
         if tuple(x.shape)!=((r,d_in) if ab=='lora_A' else (d_out,r)): raise ValueError(f'{n}: shape {tuple(x.shape)} does not fit {self.path!r}')
     return Lora(r, int(state['meta.seed']), P, None, int(state['meta.step']), m, v)
-Engine.load_state_dict = load_state_dict

@@ -77,7 +77,7 @@ def write_json(
     part.write_text(json.dumps(obj, indent=1, ensure_ascii=False, allow_nan=False, default=_plain)+'\n', encoding='utf-8')
     os.replace(part, path)
 
-# %% ../nbs/10_records.ipynb #bf15dfac
+# %% ../nbs/10_records.ipynb #6b6da068
 PACKAGES = ('tinker','torch','transformers','tokenizers','numpy','datasets','papermill','nbdev')
 
 def _version(name):
@@ -86,9 +86,9 @@ def _version(name):
 
 def _git(*args):
     "An answer of git about the folder of the package, or None where there is no repository."
-    here = Path(rxnb.__file__).resolve().parent
-    if not any((p/'.git').exists() for p in here.parents): return None
-    r = subprocess.run(['git','-C',here,*args], capture_output=True, text=True)
+    root = Path(rxnb.__file__).resolve().parents[1]
+    if not (root/'.git').exists(): return None
+    r = subprocess.run(['git','-C',root,*args], capture_output=True, text=True)
     return r.stdout.strip() if r.returncode==0 else None
 
 def environment() -> dict: # Versions, commit, threads, CPU capability
