@@ -39,15 +39,16 @@ def byte_tokenizer(
     tok.add_special_tokens(list(_SPECIAL)); tok.add_tokens(names[259:])
     return PreTrainedTokenizerFast(tokenizer_object=tok, eos_token='<|im_end|>', pad_token='<|endoftext|>', chat_template=_CHAT)
 
-# %% ../nbs/07_engine.ipynb #e21c49e9
-RANDOM_KINDS = ('llama', 'llama_tied', 'qwen2', 'qwen3', 'qwen3_5')
+# %% ../nbs/07_engine.ipynb #d7e376d9
+RANDOM_KINDS = ('llama', 'llama_tied', 'mistral', 'qwen2', 'qwen3', 'qwen3_5')
 
-def _random_config(kind, vocab_size, hidden, layers):
+def _random_config(kind, vocab_size, hidden, layers, std):
     import transformers as tf
     kw = dict(vocab_size=vocab_size, hidden_size=hidden, intermediate_size=2*hidden, num_hidden_layers=layers,
-              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, initializer_range=.1,
+              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, initializer_range=std,
               bos_token_id=None, eos_token_id=2, pad_token_id=0, tie_word_embeddings=kind in ('llama_tied','qwen3_5'))
     if kind in ('llama','llama_tied'): return tf.LlamaConfig(**kw)
+    if kind=='mistral': return tf.MistralConfig(**kw, sliding_window=6)
     if kind=='qwen2': return tf.Qwen2Config(**kw)
     if kind=='qwen3': return tf.Qwen3Config(**kw, head_dim=hidden//4)
     if kind=='qwen3_5':
@@ -56,23 +57,24 @@ def _random_config(kind, vocab_size, hidden, layers):
                                  linear_key_head_dim=hidden//4, linear_value_head_dim=hidden//4)
     raise ValueError(f'unknown kind {kind!r}; one of {", ".join(RANDOM_KINDS)}')
 
-# %% ../nbs/07_engine.ipynb #5c3f84e9
+# %% ../nbs/07_engine.ipynb #1a620cfb
 def random_model(
     kind:str,          # one of `RANDOM_KINDS`
     folder,            # where to write it; made if missing
     vocab_size:int=264,# ids of the tokenizer = rows of the output matrix, at least 259
     seed:int=0,        # of the weights
     hidden:int=64,     # width
-    layers:int=None    # None: 4 for qwen3_5, else 2
+    layers:int=None,   # None: 4 for qwen3_5, else 2
+    std:float=.1       # of the weights; .02 is the usual start of training, .1 gives a model with opinions
 ):
     "Write a random causal language model with its tokenizer to `folder`, and return the folder's path."
     from transformers import AutoModelForCausalLM, GenerationConfig
-    cfg = _random_config(kind, vocab_size, hidden, layers or (4 if kind=='qwen3_5' else 2))
+    cfg = _random_config(kind, vocab_size, hidden, layers or (4 if kind=='qwen3_5' else 2), std)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(cfg, dtype=torch.float32)
         for n,p in model.named_parameters():
-            if n.endswith('proj.bias'): nn.init.normal_(p, std=.1)
+            if n.endswith('proj.bias'): nn.init.normal_(p, std=std)
     model.generation_config = GenerationConfig(eos_token_id=[2, 0], pad_token_id=0)
     model.save_pretrained(folder); byte_tokenizer(vocab_size).save_pretrained(folder)
     return Path(folder)
