@@ -100,7 +100,7 @@ def delete(self:Store, path:str):
     ck = self.all.pop(path)[0]
     if self.folder: self.file(ck).unlink(missing_ok=True)
 
-# %% ../nbs/07d_checkpoints.ipynb #922d2f87
+# %% ../nbs/07d_checkpoints.ipynb #b74df784
 @patch
 def tensors(self:Store, ck:Checkpoint) -> dict:
     "The tensors of a checkpoint."
@@ -116,5 +116,7 @@ def snapshot(self:Store,
 ):
     "What to sample from."
     _,tensors,snap = self.all[ck.path]
-    if snap is None: self.all[ck.path] = ck,tensors,snap = ck,tensors,make(self.tensors(ck))
+    if snap is None:
+        snap = make(self.tensors(ck))
+        self.all[ck.path] = ck,tensors,snap
     return snap

@@ -45,7 +45,7 @@ def probe(
     if isinstance(r, Exception): raise ConnectionError(f'no answer from {shown(base_url)}: GET {shown(url)} failed with {type(r).__name__}: {r}') from r
     return r.status_code
 
-# %% ../nbs/09_connect.ipynb #5642931d
+# %% ../nbs/09_connect.ipynb #60eb4862
 _servers,_lock = {},threading.Lock()
 
 def embedded(
@@ -55,7 +55,7 @@ def embedded(
     "The embedded server of this process for a base model, started if there is none."
     key = os.getpid(),find_model(base_model)[1]
     with _lock:
-        if key not in _servers:
+        if key not in _servers or not _servers[key].alive:
             _servers[key] = serve(base_model, device=device)
             atexit.register(_servers[key].close)
         return _servers[key]

@@ -65,7 +65,7 @@ class Promises:
             (now-p.read_at > self.keep_s if p.read_at is not None else now-p.made > self.unread_s)]
         for i in old: self.all.pop(i).answer = ()  # an order may still hold the promise: let go of its bytes
 
-# %% ../nbs/07c_queue.ipynb #b6550294
+# %% ../nbs/07c_queue.ipynb #f4fffd1e
 class Ordered:
     "Training operations of one model, passed on in the order of their numbers."
     def __init__(self,
@@ -89,7 +89,8 @@ class Ordered:
         self.seen[seq] = content,p
         self.early[seq] = operation,p
         while self.next in self.early:
-            self.run(*self.early.pop(self.next)); self.next += 1
+            op,ready = self.early.pop(self.next); self.next += 1
+            ready.reason = None; self.run(op, ready)
         if seq in self.early: p.reason = f'seq_id {seq} waits for seq_id {self.next}'
         return p
 

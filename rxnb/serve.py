@@ -122,7 +122,7 @@ class Request:
         if not isinstance(o, dict): raise Refused(400, f'the body is a JSON {type(o).__name__}, not an object')
         return o
 
-# %% ../nbs/08_serve.ipynb #788c74c6
+# %% ../nbs/08_serve.ipynb #a5441d45
 class App:
     "The ASGI application."
     routes = []
@@ -134,9 +134,10 @@ class App:
         unnamed_kept:int=16,        # unnamed samplers a model keeps; older ones are dropped
         idle_s:float=3600,          # a session that sent nothing for so long is dropped
         gap_s:float=120,            # longest wait for a missing seq_id
+        poll_s:float=30,            # how long a question for a result stays open
     ):
         self.backends,self.store = {b.name: b for b in backends},Store() if store is None else store
-        self.token,self.body_limit,self.unnamed_kept,self.idle_s,self.gap_s = token,body_limit,unnamed_kept,idle_s,gap_s
+        self.token,self.body_limit,self.unnamed_kept,self.idle_s,self.gap_s,self.poll_s = token,body_limit,unnamed_kept,idle_s,gap_s,poll_s
         self.sessions,self.models,self.samplers,self.promises = {},{},{},Promises()
 
     def close(self):
@@ -266,7 +267,7 @@ def finish(app, q, session):
     app.drop(session)
     return {}
 
-# %% ../nbs/08_serve.ipynb #14b1681d
+# %% ../nbs/08_serve.ipynb #3d1409e5
 def promised(p:Promise, **more) -> dict:
     "What a client gets for a request that takes time."
     return dict(request_id=p.id, **more)
@@ -278,7 +279,7 @@ async def retrieve_future(app, q):
     if p.reason:
         for m in app.models.values():
             for late in m.order.overdue(): late.set(failure('user', f'{late.reason}, which did not come within {m.order.gap_s:g} s'))
-    r = await p.wait(30)
+    r = await p.wait(app.poll_s)
     if r: return 200,*r
     return 408,*answer(dict(type='try_again', request_id=i, queue_state='paused_capacity' if p.reason else 'active', queue_state_reason=p.reason))
 
@@ -388,7 +389,7 @@ def optim_step(app, q):
         return answer(dict(metrics=m.backend.engine.optim_step(m.lora, AdamConfig(**{k: want(p, k, float) for k in ADAM}))))
     return app.operate(m, b.get('seq_id'), digest(b), run)
 
-# %% ../nbs/08_serve.ipynb #9b8c9e4d
+# %% ../nbs/08_serve.ipynb #6c573730
 def _checkpoint(m, kind, b):
     ttl = want(b, 'ttl_seconds', int, None); now = time.time()
     return Checkpoint(f'tinker://{m.id}/{kind}/{check_name(b.get("path"))}', m.backend.name, dict(m.config), now, None if ttl is None else now+ttl, b.get('user_metadata'))
@@ -409,7 +410,8 @@ def save_weights_for_sampler(app, q):
         if b.get('kind', 'snapshot')!='snapshot': raise ValueError(f'a sampler of kind {b["kind"]!r} is not offered by this server: its weights would change while it samples; use a snapshot')
         if b.get('path') is None: return answer(dict(sampling_session_id=app.unnamed(m, want(b, 'sampling_session_seq_id', int)), type='save_weights_for_sampler'))
         ck = _checkpoint(m, 'sampler_weights', b)
-        app.store.add(ck, m.backend.engine.state_dict(m.lora, optimizer=False), m.backend.engine.snapshot(m.lora))
+        tensors = m.backend.engine.state_dict(m.lora, optimizer=False) if app.store.folder else None
+        app.store.add(ck, tensors, m.backend.engine.snapshot(m.lora))
         return answer(dict(path=ck.path, type='save_weights_for_sampler'))
     return app.operate(m, b.get('seq_id'), digest(b), run)
 
@@ -548,7 +550,7 @@ def ask(self:App, s:Sampler, b:dict) -> tuple:
     s.backend.worker.ask(Ask(self.current(s), SampleRequest(**fields), p, lambda r: (PROTO, write_sample(r, rows))))
     return p,fields['num_samples']
 
-# %% ../nbs/08_serve.ipynb #c9a50285
+# %% ../nbs/08_serve.ipynb #5d58201a
 class Server:
     "A running server: a context manager with `base_url` and `close()`."
     def __init__(self,
@@ -565,8 +567,11 @@ class Server:
         self._thread = threading.Thread(target=self._server.run, kwargs=dict(sockets=[self.socket]), name='rxnb-serve', daemon=True)
         self._thread.start()
         while not self._server.started:
-            if not self._thread.is_alive(): raise RuntimeError(f'the server at {self.base_url} did not start: see the log')
+            if not self.alive: raise RuntimeError(f'the server at {self.base_url} did not start: see the log')
             time.sleep(.005)
+
+    @property
+    def alive(self) -> bool: return self._thread.is_alive()
 
     def close(self):
         "Stop: what waits fails, what runs is not waited for longer than a few seconds."
@@ -577,7 +582,7 @@ class Server:
     def __exit__(self, *exc): self.close()
     def _repr_markdown_(self):
         rows = '\n'.join(f'| {n} | {getattr(b.engine, "device", "")} | {b.engine.max_context:,} |' for n,b in self.app.backends.items())
-        return f'`{self.base_url}` {"listens" if self._thread.is_alive() else "is closed"}\n\n| base model | device | context in tokens |\n|---|---|---|\n{rows}'
+        return f'`{self.base_url}` {"listens" if self.alive else "is closed"}\n\n| base model | device | context in tokens |\n|---|---|---|\n{rows}'
 
 # %% ../nbs/08_serve.ipynb #2e00b38f
 def serve(
@@ -598,7 +603,7 @@ def serve(
     store = Store(checkpoint_dir)
     return Server(App([Backend(name, Engine(path, device=device, dtype=dtype))], store, token), host, port)
 
-# %% ../nbs/08_serve.ipynb #e6ba0b8d
+# %% ../nbs/08_serve.ipynb #4d24899c
 def main():
     "The command line."
     import argparse, signal
@@ -614,6 +619,6 @@ def main():
     except (ValueError, OSError) as e: a.exit(1, f'{a.prog}: {e}\n')
     with s, suppress(KeyboardInterrupt):
         print(s.base_url, flush=True)
-        while s._thread.is_alive(): s._thread.join(1)
+        while s.alive: s._thread.join(1)
 
 if __name__=='__main__' and '__file__' in globals(): main()
