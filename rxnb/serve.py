@@ -603,7 +603,7 @@ def serve(
     store = Store(checkpoint_dir)
     return Server(App([Backend(name, Engine(path, device=device, dtype=dtype))], store, token), host, port)
 
-# %% ../nbs/08_serve.ipynb #4d24899c
+# %% ../nbs/08_serve.ipynb #0796aa89
 def main():
     "The command line."
     import argparse, signal
@@ -619,6 +619,6 @@ def main():
     except (ValueError, OSError) as e: a.exit(1, f'{a.prog}: {e}\n')
     with s, suppress(KeyboardInterrupt):
         print(s.base_url, flush=True)
-        while s.alive: s._thread.join(1)
+        while s.alive: time.sleep(.5)   # not join: interrupted, Python 3.11 takes the thread for finished
 
 if __name__=='__main__' and '__file__' in globals(): main()

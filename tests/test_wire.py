@@ -263,12 +263,13 @@ def test_a_dead_host_is_named_within_ten_seconds(server, kind):
     assert out and isinstance(out[0], ConnectionError) and url in str(out[0]), out
 
 def test_the_command_line(models):
-    p = subprocess.Popen([sys.executable, '-m', 'rxnb.serve', '--base-model', models('llama'), '--device', 'cpu'], stdout=subprocess.PIPE, text=True, cwd=root)
+    p = subprocess.Popen([sys.executable, '-m', 'rxnb.serve', '--base-model', models('llama'), '--device', 'cpu'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
     try:
         url = p.stdout.readline().strip()
         sc = connect(url, str(models('llama'))); now(sc.create_sampling_client(base_model=str(models('llama')))).compute_logprobs(text(PROMPT)).result()
         sc.close('success').result()
-    finally: p.terminate(); assert p.wait(20)==0
+    finally: p.terminate(); err = p.communicate(timeout=20)[1]
+    assert p.returncode==0 and 'Traceback' not in err, err
     r = subprocess.run([sys.executable, '-m', 'rxnb.serve', '--base-model', 'tiny_nothing'], capture_output=True, text=True, cwd=root)
     assert r.returncode==1 and "no base model 'tiny_nothing'" in r.stderr
 
