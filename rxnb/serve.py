@@ -28,7 +28,7 @@ from .wire import field as want
 # %% ../nbs/08_serve.ipynb #8d7f8c57
 log = logging.getLogger('rxnb.serve')
 
-# %% ../nbs/08_serve.ipynb #71596d8f
+# %% ../nbs/08_serve.ipynb #94cdf239
 def packaged_models() -> dict:
     "Models that come with rxnb: {name: folder}."
     root = files('rxnb')/'models'
@@ -37,12 +37,14 @@ def packaged_models() -> dict:
 def find_model(
     base_model,   # packaged name, folder, or hub id
 ) -> tuple:       # the name to serve it under, and what to load
-    "Where a base model lies. Raises `ValueError` for a name that is nothing of the three."
-    name,known = str(base_model),packaged_models()
+    "Where a base model lies. Raises `ValueError` for a name that is nothing of the four."
+    name,known,kept = str(base_model),packaged_models(),os.environ.get('RXNB_MODELS_DIR')
     if name in known: return name,str(known[name])
-    if (Path(name).expanduser()/'config.json').is_file(): return name,str(Path(name).expanduser().resolve())
+    for folder in (Path(name).expanduser(), *([Path(kept).expanduser()/name] if kept else [])):
+        if (folder/'config.json').is_file(): return name,str(folder.resolve())
     if not re.fullmatch(r'[\w.-]+/[\w.-]+', name) or Path(name).expanduser().exists():
-        raise ValueError(f'no base model {name!r}: it is no packaged model (there are: {", ".join(known) or "none"}), no folder with a config.json, and no hub id (owner/name)')
+        raise ValueError(f'no base model {name!r}: it is no packaged model (there are: {", ".join(known) or "none"}), no folder with a config.json here'
+            f' or in $RXNB_MODELS_DIR ({kept or "not set"}), and no hub id (owner/name)')
     return name,name
 
 # %% ../nbs/08_serve.ipynb #bc17a285
