@@ -198,7 +198,7 @@ def _run(self:Worker, batch):
         self._run(batch[:half]); self._run(batch[half:]); return
     for a,answer in zip(batch, answers): a.promise.set(answer)
 
-# %% ../nbs/07c_queue.ipynb #914e237d
+# %% ../nbs/07c_queue.ipynb #95c8b7b3
 @patch
 def _linger(self:Worker):
     end = time.monotonic()+self.linger_max_s
@@ -216,5 +216,5 @@ def _batch(self:Worker) -> list:
         for a in self.asks:
             fits = a.snapshot is first and (not batch or sum(b.size for b in batch)+a.size<=self.most)
             (batch if fits else rest).append(a)
-        self.asks = rest
+        self.asks.clear(); self.asks.extend(rest)  # the same queue: whoever is about to put something holds it already
         return batch
