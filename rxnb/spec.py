@@ -34,7 +34,7 @@ Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Slug = Annotated[str, Field(pattern=r'^[A-Za-z0-9][A-Za-z0-9_.-]*$')]
 
-# %% ../nbs/00_spec.ipynb #3821f848
+# %% ../nbs/00_spec.ipynb #801376a3
 class Task(Part):
     "Which problems; splits are never mixed: training and pilot see `train_split` only."
     name: str # A task of `rxnb.tasks`
@@ -49,6 +49,12 @@ class Prompt(Part):
     prefix: str # Before the question
     suffix: str # After the question
     chat_template_kwargs: dict # For the chat template, such as enable_thinking
+
+    @model_validator(mode='after')
+    def _template(self):
+        if taken := set(self.chat_template_kwargs) & {'tokenize','add_generation_prompt','return_dict','return_tensors','continue_final_message'}: raise ValueError(f'the renderer sets {sorted(taken)} itself')
+        if self.chat_template_kwargs and self.renderer=='plain': raise ValueError('chat_template_kwargs belong to the chat renderer')
+        return self
 
 # %% ../nbs/00_spec.ipynb #8c54c398
 class Method(Part):

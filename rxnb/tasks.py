@@ -5,18 +5,17 @@
 # %% auto #0
 __all__ = ['NAMES', 'ITEMS', 'CONTAINERS', 'FAMILIES', 'ARITH_SPLITS', 'ARITH_CORPUS_SEED', 'SOURCES', 'PROMPT_ORDER', 'Problem',
            'Family', 'worked_steps', 'solution', 'wrong_solution', 'arith_corpus', 'fingerprint', 'gold_of', 'Source',
-           'check_problems', 'load_task', 'shared_questions', 'prompt_order', 'require_prompts', 'draw', 'Prompt',
-           'render']
+           'check_problems', 'load_task', 'shared_questions', 'prompt_order', 'require_prompts', 'draw', 'render']
 
-# %% ../nbs/01_tasks.ipynb #1fd60d36
+# %% ../nbs/01_tasks.ipynb #56309da3
 import hashlib, json, os, random, tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 import numpy as np
-from pydantic import BaseModel, ConfigDict, field_validator
+from .spec import Prompt
 
 # %% ../nbs/01_tasks.ipynb #2959ac0d
 @dataclass(frozen=True)
@@ -275,25 +274,7 @@ def draw(order: np.ndarray, # of `prompt_order`
     if start < 0 or n < 1 or start+n > len(order): raise ValueError(f'prompts {start} to {start+n} of an order of {len(order)}')
     return order[start:start+n]
 
-# %% ../nbs/01_tasks.ipynb #fc4793a4
-class Prompt(BaseModel):
-    "What is put around a question. Unknown fields are refused."
-    model_config = ConfigDict(frozen=True, extra='forbid')
-    renderer: Literal['chat', 'plain'] # chat: the tokenizer's chat template; plain: Question/Answer lines for base models
-    system: str = '' # system message; for plain, a paragraph at the top
-    shots: tuple[tuple[str, str], ...] = () # worked examples: (question, answer)
-    prefix: str = '' # put before every question, those of the shots included
-    suffix: str = '' # put after every question, those of the shots included
-    chat_template_kwargs: dict[str, Any] = {} # passed to the template, such as enable_thinking
-
-    @field_validator('chat_template_kwargs')
-    @classmethod
-    def _reserved(cls, kwargs):
-        taken = kwargs.keys() & {'tokenize', 'add_generation_prompt', 'return_dict', 'return_tensors', 'continue_final_message'}
-        if taken: raise ValueError(f'render sets {sorted(taken)} itself')
-        return kwargs
-
-# %% ../nbs/01_tasks.ipynb #402abb15
+# %% ../nbs/01_tasks.ipynb #d8e1d94e
 def _chat_ids(tokenizer, question, prompt):
     turns = [('system', prompt.system)] if prompt.system else []
     for q, a in prompt.shots: turns += [('user', prompt.prefix+q+prompt.suffix), ('assistant', a)]
@@ -312,5 +293,4 @@ def render(tokenizer, # of transformers, or the one a tinker client hands out
            prompt: Prompt,
            ) -> list[int]: # token ids that end where the reply begins
     "The token ids of a question in its prompt."
-    if prompt.chat_template_kwargs and prompt.renderer == 'plain': raise ValueError('chat_template_kwargs belong to the chat renderer')
     return [int(i) for i in {'chat': _chat_ids, 'plain': _plain_ids}[prompt.renderer](tokenizer, question, prompt)]
