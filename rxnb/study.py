@@ -6,8 +6,8 @@
 __all__ = ['KEPT', 'held_out', 'execute', 'collect', 'Waiting', 'decide', 'notebook', 'only_declared', 'run_arm', 'run_study',
            'keep']
 
-# %% ../nbs/18_study.ipynb #ed0a37a3
-import json, shutil, sys, tempfile
+# %% ../nbs/18_study.ipynb #72e36943
+import ast, json, shutil, sys, tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 import rxnb
@@ -131,7 +131,7 @@ def decide(
         attempts={a: completed(study, a, runs_dir)[0].name for a in items}))
     return d
 
-# %% ../nbs/18_study.ipynb #f45e6986
+# %% ../nbs/18_study.ipynb #2c4e076a
 def notebook(
     name:str # Such as 'run_arm.ipynb'
 ) -> Path: # In nbs/ of a checkout, or in the installed package
@@ -143,13 +143,12 @@ def notebook(
     raise FileNotFoundError(f'no {name} in {" or ".join(str(p.parent) for p in places)}')
 
 def only_declared(
-    names:dict, # `globals()` of a notebook right after its parameters
+    cells, # `In` of a notebook: the sources of its cells so far
     declared # Names of its parameters
 ):
-    "Refuse a parameter that the notebook does not declare; papermill itself only warns. Raises ValueError listing the declared ones."
-    own = {'In','Out','get_ipython','exit','quit','open','only_declared'}
-    if extra := sorted(k for k in names if not k.startswith('_') and k not in own and k not in declared):
-        raise ValueError(f'unknown parameter {extra}; run_arm declares {", ".join(declared)}')
+    "Refuse a parameter that was injected and is not declared; papermill itself only warns. Raises ValueError listing the declared ones."
+    injected = [t.id for c in cells if c.startswith('# Parameters') for node in ast.walk(ast.parse(c)) if isinstance(node, ast.Assign) for t in node.targets]
+    if extra := sorted(set(injected)-set(declared)): raise ValueError(f'unknown parameter {extra}; this notebook declares {", ".join(declared)}')
 
 def _checked_parameters(path, params):
     "Raise ValueError unless the notebook has its tag, declares every name, and every value is what JSON would give back."
