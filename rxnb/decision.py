@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['hoeffding_half_width', 'items_needed', 'paired_values', 'items_of', 'Decision', 'paired_hoeffding', 'PairedTable',
-           'paired_table', 'Joint', 'joint_hoeffding', 'peak_drop', 'Threshold', 'threshold_rule', 'Secondary',
+           'paired_table', 'Joint', 'joint_hoeffding', 'peak_drop', 'ThresholdDecision', 'threshold_rule', 'Secondary',
            'secondary', 'difference_pmf', 'hoeffding_power', 'simulated_power', 'Reach', 'Reaches', 'reach_of', 'reach']
 
 # %% ../nbs/16_decision.ipynb #c6d4ebaf
@@ -165,7 +165,7 @@ def joint_hoeffding(
     said = {d.outcome for d in out.values()}
     return Joint('validated' if said=={'validated'} else 'failed' if 'failed' in said else 'inconclusive', out)
 
-# %% ../nbs/16_decision.ipynb #c1c035b7
+# %% ../nbs/16_decision.ipynb #efc1c207
 def _accuracy(items): return Fraction(sum(int(v) for v in items.values()), len(items))
 
 def peak_drop(
@@ -177,7 +177,7 @@ def peak_drop(
     return max(map(_accuracy, curve.values())) - _accuracy(curve[max(curve)])
 
 @dataclass(frozen=True)
-class Threshold:
+class ThresholdDecision:
     "What a rule of thresholds says. It has no error rate."
     outcome: str # 'validated', 'failed' or 'inconclusive'
     gap: float # Treatment less baseline, last checkpoint
@@ -193,7 +193,7 @@ class Threshold:
         rows = ''.join(f'\n| {a} | {d:.4f} | {"yes" if a in self.collapsed else "no"} |' for a,d in self.drops.items())
         return f'**{self.outcome}**: {self.reason}\n\ngap {self.gap:+.4f} on {self.n} items\n\n| arm | drop from its peak | collapsed |\n|---|---|---|{rows}'
 
-# %% ../nbs/16_decision.ipynb #89036b3d
+# %% ../nbs/16_decision.ipynb #8164d2fe
 def threshold_rule(
     items:dict, # Arm -> {item id: 0 or 1}, last checkpoint
     curves:dict, # Arm -> {step: {item id: 0 or 1}}, the last checkpoint among them
@@ -202,7 +202,7 @@ def threshold_rule(
     validated_from:float=.04, # Least gap that validates
     failed_below:float=.02, # Least gap that does not fail
     collapse_drop:float=.10, # A drop from the peak larger than this is a collapse
-) -> Threshold:
+) -> ThresholdDecision:
     "The rule of `score_centering`; raises ValueError as `paired_values` and `peak_drop` do, or where the thresholds are out of order."
     hi,lo,fall = (Fraction(str(x)) for x in (validated_from, failed_below, collapse_drop))
     if not (lo<=hi and fall>0): raise ValueError(f'thresholds are out of order: {failed_below}, {validated_from}, {collapse_drop}')
@@ -215,7 +215,7 @@ def threshold_rule(
         (gap<lo and len(fell)!=1, 'failed', f'the gap is under {failed_below:g} and there is no difference in collapse'), (gap<lo, 'inconclusive', f'{treatment} collapsed and {baseline} did not'),
         (True, 'inconclusive', f'the gap is in the grey zone from {failed_below:g} to {validated_from:g}'))
     outcome,reason = next(c[1:] for c in clauses if c[0])
-    return Threshold(outcome, float(gap), {a: float(d) for a,d in drops.items()}, fell, len(ids), treatment, baseline, reason)
+    return ThresholdDecision(outcome, float(gap), {a: float(d) for a,d in drops.items()}, fell, len(ids), treatment, baseline, reason)
 
 # %% ../nbs/16_decision.ipynb #9fbf66c3
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@
 __all__ = ['KEPT', 'held_out', 'execute', 'collect', 'Waiting', 'decide', 'notebook', 'only_declared', 'run_arm', 'run_study',
            'keep']
 
-# %% ../nbs/18_study.ipynb #72e36943
+# %% ../nbs/18_study.ipynb #8f49197d
 import ast, json, shutil, sys, tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 import rxnb
 from .connect import connect, describe, resolve
-from .decision import Decision, items_of, paired_hoeffding
+from .decision import Decision, items_of, joint_hoeffding, threshold_rule
 from .evaluate import greedy_rows, summarise
 from .grading import grader_id
 from .records import attempts, completed, open_attempt, read_rows, row_line, study_dir, write_json
@@ -107,7 +107,7 @@ def collect(
         items[a.name] = items_of(rows)
     return items, missing
 
-# %% ../nbs/18_study.ipynb #c4cab8e4
+# %% ../nbs/18_study.ipynb #1d5970e7
 @dataclass(frozen=True)
 class Waiting:
     "No decision yet."
@@ -115,19 +115,32 @@ class Waiting:
     def __str__(self): return f'no decision: {", ".join(self.missing)} not complete'
     def _repr_markdown_(self): return f'**no decision yet**: {", ".join(f"`{m}`" for m in self.missing)} not complete'
 
+def _threshold(study, items, runs_dir):
+    "The threshold rule: items of the last checkpoint, and of those before it, which lie in checkpoints.jsonl."
+    rule,curves = study.decision_rule,{}
+    treatment,baseline = study.weights(rule)
+    for a in (treatment, baseline):
+        f = completed(study, a, runs_dir)[0]/'checkpoints.jsonl'
+        rows = read_rows(f) if f.exists() else []
+        curves[a] = {step: items_of([r for r in rows if r['step']==step]) for step in rule.checkpoints[:-1]} | {rule.checkpoints[-1]: items[a]}
+        if short := [k for k,v in curves[a].items() if len(v)!=study.spec.eval.n_examples]: raise ValueError(f'{a}: the items were not all graded at steps {short}')
+    return threshold_rule(items, curves, treatment, baseline, rule.gap_validates, rule.gap_fails, rule.collapse_drop)
+
 def decide(
     study:Study, # What is registered
     runs_dir=None, # Folder of all studies
-): # A `Decision`; `Waiting` while an arm is not complete; None for a study without a rule
+): # A `Decision`, `Joint` or `ThresholdDecision`; `Waiting` while an arm is not complete; None for a study without a rule
     "Apply the registered rule to the complete arms and write decision.json; raises ValueError as `collect` does."
     if not (rule := study.decision_rule): return None
     items,missing = collect(study, runs_dir)
     if missing: return Waiting(tuple(missing))
-    if len(rule.criteria)!=1: raise ValueError(f'{study.name} has {len(rule.criteria)} criteria; one is supported')
-    c = rule.criteria[0]
-    d = paired_hoeffding(items, study.weights(c), c.margin, rule.alpha, c.bounds, 1, c.metric)
+    if rule.method=='threshold': d,criterion = _threshold(study, items, runs_dir), None
+    else:
+        d = joint_hoeffding(items, {c.id: dict(weights=study.weights(c), margin=c.margin, bounds=tuple(c.bounds), metric=c.metric) for c in rule.criteria}, rule.alpha)
+        criterion = list(d.criteria)
+        if len(criterion)==1: d,criterion = d.criteria[criterion[0]], criterion[0]
     accuracy = {a: sum(v.values())/len(v) for a,v in items.items()}
-    write_json(study_dir(study, runs_dir)/'decision.json', dict(asdict(d), study=study.name, spec_sha256=study.sha256, criterion=c.id, accuracy=accuracy,
+    write_json(study_dir(study, runs_dir)/'decision.json', dict(asdict(d), study=study.name, spec_sha256=study.sha256, criterion=criterion, accuracy=accuracy,
         attempts={a: completed(study, a, runs_dir)[0].name for a in items}))
     return d
 
