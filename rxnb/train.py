@@ -73,17 +73,18 @@ def submit_loss(
     sides = [[c[k] for c in columns] for k in ('sampler_logp','advantage','mask')]
     return client.forward_backward_custom([make_datum(c, side=False) for c in columns], torch_loss(name, *sides, **params))
 
-# %% ../nbs/14_train.ipynb #99b1c61c
+# %% ../nbs/14_train.ipynb #bb4f7377
 def checked_loss(
     output, # What `submit_loss` resolved to
     columns, # The columns it was sent
-) -> tuple: # (loss, ratio statistics over the sampled tokens)
+) -> tuple: # (loss, ratio statistics over the sampled tokens, and over those whose advantage is not 0)
     "The summed loss and how far the trainer is from the sampler; raises FloatingPointError where either is not finite."
     loss = float(output.metrics['loss:sum'])
     logp = np.concatenate([o['logprobs'].to_numpy()[c['mask']==1] for o,c in zip(output.loss_fn_outputs, columns, strict=True)])
     q = np.concatenate([c['sampler_logp'][c['mask']==1] for c in columns])
     if not np.isfinite(loss) or not np.isfinite(logp).all(): raise FloatingPointError(f'non-finite loss ({loss}) or log-probabilities; the optimizer has not stepped')
-    return loss, ratio_stats(logp, q)
+    d = (logp-q)[np.concatenate([c['advantage'][c['mask']==1] for c in columns])!=0]
+    return loss, dict(ratio_stats(logp, q), loss_tokens=len(d), loss_ratio_above_2_frac=float((d>np.log(2)).mean()))
 
 # %% ../nbs/14_train.ipynb #7f5ae0bf
 def _adam(arm, optimizer):
