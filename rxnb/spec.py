@@ -34,12 +34,13 @@ Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Slug = Annotated[str, Field(pattern=r'^[A-Za-z0-9][A-Za-z0-9_.-]*$')]
 
-# %% ../nbs/00_spec.ipynb #801376a3
+# %% ../nbs/00_spec.ipynb #c292b86a
 class Task(Part):
     "Which problems; splits are never mixed: training and pilot see `train_split` only."
     name: str # A task of `rxnb.tasks`
     train_split: str # Prompts for rollouts
     eval_split: str # Items of the decision, read once, at the end
+    reward: Literal['correct','partial'] # Of `rxnb.rewards`: what the advantage is made of; the decision counts correct answers whatever it is
 
 class Prompt(Part):
     "How a question becomes tokens."
