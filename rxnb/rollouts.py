@@ -6,11 +6,12 @@
 __all__ = ['request_seed', 'Rollout', 'make_rollouts', 'sample_rollouts', 'rollout_features', 'draw_renormalised', 'other_tokens',
            'with_others', 'token_columns', 'make_datum']
 
-# %% ../nbs/11_rollouts.ipynb #027b7996
+# %% ../nbs/11_rollouts.ipynb #330fc3f8
 from dataclasses import dataclass, field, replace
 import numpy as np
-from .grading import Grade, grade
+from .grading import Grade, grade_item
 from .kernels import prompt_features
+from .rewards import reward_of
 from .spec import Prompt, Sampling
 from .tasks import Problem, render
 
@@ -50,7 +51,7 @@ def _prompt_logprob(response, problem):
     if not len(lp) or not np.isfinite(lp).all(): raise ValueError(f'{problem.id}: prompt log-probabilities are missing or not finite')
     return float(lp.mean())
 
-# %% ../nbs/11_rollouts.ipynb #796d7b0b
+# %% ../nbs/11_rollouts.ipynb #ecd786f5
 def make_rollouts(
     response, # What the endpoint returned for one prompt
     problem:Problem, # Whose prompt it was
@@ -58,18 +59,20 @@ def make_rollouts(
     tokenizer, # Decodes the answers
     group_size:int, # Sequences that were asked for
     with_prompt_logprob:bool, # Were prompt log-probabilities asked for?
+    grader:str, # Name of the grader in the spec
+    reward:str, # Name of the task's reward in the spec
 ) -> list: # Rollouts, graded
-    "Grade the sequences of one prompt; raises ValueError naming the problem where the endpoint returned another number than was asked, or numbers that are not finite."
+    "Grade the sequences of one prompt; raises ValueError naming the problem where the endpoint returned another number than was asked, or numbers that are not finite, and GradingError where the grader raises."
     if len(response.sequences)!=group_size: raise ValueError(f'{problem.id}: asked for {group_size} samples, got {len(response.sequences)}')
     plp,out = _prompt_logprob(response, problem) if with_prompt_logprob else None, []
     for seq in response.sequences:
         tokens,logps = _checked(seq, problem)
         text = tokenizer.decode(list(tokens), skip_special_tokens=True)
-        g = grade(text, problem.gold, seq.stop_reason)
-        out.append(Rollout(problem.id, tuple(prompt_tokens), tokens, logps, seq.stop_reason, text, g, float(g.correct), plp))
+        g = grade_item(problem, text, seq.stop_reason, grader)
+        out.append(Rollout(problem.id, tuple(prompt_tokens), tokens, logps, seq.stop_reason, text, g, reward_of(reward)(problem, text, g), plp))
     return out
 
-# %% ../nbs/11_rollouts.ipynb #e82af611
+# %% ../nbs/11_rollouts.ipynb #143e9b0a
 def sample_rollouts(
     sampler, # A tinker SamplingClient of a named checkpoint
     tokenizer, # Of the endpoint's model
@@ -80,6 +83,9 @@ def sample_rollouts(
     max_seq_len:int, # Prompt and answer together, tokens
     seed:tuple, # Parts of the request seeds, before the position
     with_prompt_logprob:bool=False, # Ask for the log-probabilities of the prompt too?
+    *,
+    grader:str, # Name of the grader in the spec
+    reward:str, # Name of the task's reward in the spec
 ) -> list: # P*G rollouts, those of a prompt side by side
     "Sample and grade the rollouts of one step; raises ValueError where a prompt leaves no room for the answer."
     from tinker import types
@@ -89,7 +95,7 @@ def sample_rollouts(
         if len(ids)+sampling.max_tokens>max_seq_len: raise ValueError(f'{p.id}: {len(ids)} prompt tokens and {sampling.max_tokens} for the answer exceed max_seq_len {max_seq_len}')
         params = types.SamplingParams(max_tokens=sampling.max_tokens, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=request_seed(*seed, i))
         asked.append((p, ids, sampler.sample(prompt=types.ModelInput.from_ints(ids), num_samples=group_size, sampling_params=params, include_prompt_logprobs=with_prompt_logprob)))
-    return [r for p,ids,future in asked for r in make_rollouts(future.result(), p, ids, tokenizer, group_size, with_prompt_logprob)]
+    return [r for p,ids,future in asked for r in make_rollouts(future.result(), p, ids, tokenizer, group_size, with_prompt_logprob, grader, reward)]
 
 # %% ../nbs/11_rollouts.ipynb #1b6225c1
 def rollout_features(

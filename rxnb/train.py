@@ -6,16 +6,17 @@
 __all__ = ['STAGES', 'BUILT_IN', 'Recipe', 'prepare', 'submit_loss', 'checked_loss', 'reward_stats', 'rollout_rows',
            'sample_step', 'learn_step', 'Trained', 'train', 'progress_line']
 
-# %% ../nbs/14_train.ipynb #0d7f478e
+# %% ../nbs/14_train.ipynb #75293616
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 import numpy as np
 from .advantages import Estimator, estimator
 from .connect import resolve
-from .grading import grader_id
+from .grading import check_task, grader_id
 from .lag import samplers
 from .losses import loss_params, ratio_stats, torch_loss
+from .rewards import check_reward
 from .rollouts import make_datum, rollout_features, sample_rollouts, token_columns
 from .spec import Arm, Study
 from .tasks import draw, load_task, prompt_order, require_prompts
@@ -37,7 +38,7 @@ class Recipe:
         P = self.arm.groups_per_batch
         return [self.problems[i] for i in draw(self.order, step*P, P)]
 
-# %% ../nbs/14_train.ipynb #71274706
+# %% ../nbs/14_train.ipynb #319d6764
 STAGES = ('full', 'pilot')
 
 def prepare(
@@ -56,6 +57,8 @@ def prepare(
     if (g := getattr(est, 'group_size', a.group_size))!=a.group_size: raise ValueError(f'{arm}: its advantage wants groups of {g}, the arm draws {a.group_size}')
     problems,steps = load_task(s.task.name, s.task.train_split, data_dir), s.steps if stage=='full' else s.pilot_steps
     require_prompts(len(problems), steps, a.groups_per_batch)
+    check_task(problems, s.prompt, s.grader)
+    check_reward(problems, s.task.reward)
     return Recipe(study, a, steps, problems, prompt_order(len(problems), a.seed), est, ring)
 
 # %% ../nbs/14_train.ipynb #445c112f
@@ -110,11 +113,11 @@ def rollout_rows(rollouts, advantages, step:int, version:int) -> list:
         stop_reason=r.stop_reason, advantage=float(a), baseline=float(b), prompt_tokens=len(r.prompt_tokens), completion_tokens=len(r.tokens),
         sampler_logp_sum_nats=float(np.sum(r.logps)), prompt_logprob_nats=r.prompt_logprob, text=r.text) for r,a,b in zip(rollouts, advantages.advantage_B, advantages.baseline_B)]
 
-# %% ../nbs/14_train.ipynb #b4b2659a
+# %% ../nbs/14_train.ipynb #900d9047
 def sample_step(recipe:Recipe, sampler, tokenizer, step:int) -> tuple:
     "Rollouts of a step, their advantages, and the estimator's side data."
     s,a = recipe.study.spec, recipe.arm
-    rollouts = sample_rollouts(sampler, tokenizer, recipe.draw(step), s.prompt, s.sampling, a.group_size, s.max_seq_len, (a.seed, step), 'features' in recipe.estimate.needs)
+    rollouts = sample_rollouts(sampler, tokenizer, recipe.draw(step), s.prompt, s.sampling, a.group_size, s.max_seq_len, (a.seed, step), 'features' in recipe.estimate.needs, grader=s.grader, reward=s.task.reward)
     side = {'features': rollout_features(rollouts)} if 'features' in recipe.estimate.needs else {}
     return rollouts, recipe.estimate([r.reward for r in rollouts], [r.prompt_id for r in rollouts], **side)
 
