@@ -6,7 +6,7 @@
 __all__ = ['KEPT', 'held_out', 'execute', 'collect', 'Waiting', 'decide', 'notebook', 'only_declared', 'run_arm', 'run_study',
            'keep']
 
-# %% ../nbs/18_study.ipynb #8f49197d
+# %% ../nbs/18_study.ipynb #68605b60
 import ast, json, shutil, sys, tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,23 +14,24 @@ import rxnb
 from .connect import connect, describe, resolve
 from .decision import Decision, items_of, joint_hoeffding, threshold_rule
 from .evaluate import greedy_rows, summarise
-from .grading import grader_id
+from .grading import check_task, grader_id
 from .records import attempts, completed, open_attempt, read_rows, row_line, study_dir, write_json
 from .spec import Study, load_spec
 from .tasks import load_task
 from .train import Recipe, prepare, progress_line, train
 
-# %% ../nbs/18_study.ipynb #6ab1d9af
+# %% ../nbs/18_study.ipynb #02800b04
 def held_out(
     study:Study, # What is registered
     which:str, # 'eval' or 'curve'
     data_dir=None, # Folder of the task's files where it has any
 ) -> list: # Problems: the first n of the split
-    "The items of an evaluation; raises ValueError where the split has too few."
+    "The items of an evaluation; raises ValueError where the split has too few, or a gold that the grader cannot read."
     part,task = getattr(study.spec, which), study.spec.task
     split = task.eval_split if which=='eval' else part.split
     problems = load_task(task.name, split, data_dir)
     if len(problems)<part.n_examples: raise ValueError(f'{which} wants {part.n_examples} items; {task.name}/{split} has {len(problems)}')
+    check_task(problems[:part.n_examples], study.spec.prompt, study.spec.grader)
     return problems[:part.n_examples]
 
 # %% ../nbs/18_study.ipynb #32620ea2
@@ -52,12 +53,12 @@ def _evaluate(recipe, attempt, sampler, tokenizer, items):
         rows += batch
     return summarise(rows)
 
-# %% ../nbs/18_study.ipynb #de643f1f
+# %% ../nbs/18_study.ipynb #3c2d9977
 def _manifest(recipe, service, client):
     "What was executed: endpoint, base model, method, seeds, every optimizer field."
     s,a = recipe.study.spec, recipe.arm
     return dict(endpoint=describe(service, client), base_model=s.base_model, advantage=a.advantage.model_dump(), loss=a.loss.model_dump(), lag=a.lag.model_dump(),
-        optimizer=dict(s.optimizer.model_dump(), lr=a.lr), lora=dict(rank=s.lora_rank, seed=a.seed), seed=a.seed, grader=grader_id(s.grader), prompt=s.prompt.model_dump(),
+        optimizer=dict(s.optimizer.model_dump(), lr=a.lr), lora=dict(rank=s.lora_rank, seed=a.seed), seed=a.seed, grader=grader_id(s.grader), task=s.task.model_dump(), prompt=s.prompt.model_dump(),
         sampling=s.sampling.model_dump(), steps=recipe.steps, group_size=a.group_size, groups_per_batch=a.groups_per_batch)
 
 def _printer(steps, out=print):
