@@ -96,7 +96,7 @@ def forgetting(
     "Share of the past that a tracker keeps."
     return float(np.clip(2.**-((divergence or 0.)/d_half), rho_min, rho_max))
 
-# %% ../nbs/03b_baselines.ipynb #c8ae2f27
+# %% ../nbs/03b_baselines.ipynb #65448ce1
 @dataclass
 class PromptTracker(Estimator):
     "SPO: reward less the tracked success rate of its prompt, standardised over the batch; one rollout a prompt and step."
@@ -105,7 +105,7 @@ class PromptTracker(Estimator):
     rho_max:float # Greatest: rho_min to 1
     eps:float # Added to the standard deviation of the batch: > 0
     trackers: dict = field(default_factory=dict, init=False, repr=False) # Prompt id -> (alpha, beta, visits)
-    needs = ('divergence',)
+    needs,group_size = ('divergence',),1
     def __post_init__(self):
         in_range('d_half', self.d_half, '(0, inf)')
         in_range('rho_min', self.rho_min, '[0, 1)')
