@@ -16,7 +16,7 @@ from .decision import Decision, items_of, joint_hoeffding, threshold_rule
 from .evaluate import greedy_rows, summarise
 from .grading import check_task, grader_id
 from .records import attempts, completed, open_attempt, read_rows, row_line, study_dir, write_json
-from .spec import Study, load_spec
+from .spec import Study, in_force, load_spec, seal
 from .tasks import load_task
 from .train import Recipe, prepare, progress_line, train
 
@@ -75,7 +75,8 @@ def execute(
     runs_dir=None, # Folder of all studies
     data_dir=None, # Folder of the task's files; $RXNB_DATA_DIR or the hub if left out
 ) -> dict: # result.json
-    "Train and evaluate one arm unless it is complete; an exception is written to result.json with its cause and raised again."
+    "Seal the study, train and evaluate one arm unless it is complete; an exception is written to result.json with its cause and raised again. Raises ValueError where another study is sealed under this name."
+    study = in_force(study, runs_dir)
     recipe = prepare(study, arm, stage, data_dir)
     full = stage=='full'
     items,curve = (held_out(study, k, data_dir) if full and getattr(study.spec, k) else [] for k in ('eval','curve'))
@@ -83,6 +84,7 @@ def execute(
     service = connect(base_url, study.spec.base_model)
     client = resolve(service.create_lora_training_client(base_model=study.spec.base_model, rank=study.spec.lora_rank, seed=recipe.arm.seed))
     tokenizer = client.get_tokenizer()
+    seal(study, runs_dir)
     attempt = open_attempt(study, arm, runs_dir, stage, **_manifest(recipe, service, client))
     try:
         end = train(recipe, service, client, tokenizer, attempt, _printer(recipe.steps), _draw_curve(recipe, attempt, tokenizer, curve))
@@ -99,7 +101,7 @@ def collect(
     runs_dir=None, # Folder of all studies
 ) -> tuple: # (arm -> {item id: 0 or 1} of the complete arms, names of the arms that are not complete)
     "Items of every complete arm; raises ValueError where an evaluation is short, long, doubled, or graded by another grader."
-    items,missing = {},[]
+    study,items,missing = in_force(study, runs_dir),{},[]
     for a in study.arms:
         if not (done := completed(study, a.name, runs_dir)): missing.append(a.name); continue
         rows = read_rows(done[0]/'eval.jsonl')
@@ -131,10 +133,12 @@ def decide(
     study:Study, # What is registered
     runs_dir=None, # Folder of all studies
 ): # A `Decision`, `Joint` or `ThresholdDecision`; `Waiting` while an arm is not complete; None for a study without a rule
-    "Apply the registered rule to the complete arms and write decision.json; raises ValueError as `collect` does."
+    "Apply the registered rule to the complete arms and write decision.json; controls are not waited for. Raises ValueError as `collect` does, or where a finding stands against it."
+    study = in_force(study, runs_dir)
     if not (rule := study.decision_rule): return None
+    study.require_sound('decide')
     items,missing = collect(study, runs_dir)
-    if missing: return Waiting(tuple(missing))
+    if missing := [m for m in missing if not study.arm(m).control]: return Waiting(tuple(missing))
     if rule.method=='threshold': d,criterion = _threshold(study, items, runs_dir), None
     else:
         d = joint_hoeffding(items, {c.id: dict(weights=study.weights(c), margin=c.margin, bounds=tuple(c.bounds), metric=c.metric) for c in rule.criteria}, rule.alpha)
@@ -192,7 +196,7 @@ def run_arm(
     **params # Refused unless run_arm.ipynb declares it
 ) -> dict: # result.json
     "Execute `run_arm.ipynb` for one arm and believe its result.json; raises ValueError on a mistake, RuntimeError where the arm did not complete."
-    study = load_spec(spec)
+    study = in_force(load_spec(spec), runs_dir)
     params = dict(spec=str(Path(spec).resolve()) if Path(spec).suffix=='.json' else spec, arm=arm, stage=stage, base_url=base_url, runs_dir=None if runs_dir is None else str(Path(runs_dir).resolve()), **params)
     _checked_parameters(notebook('run_arm.ipynb'), params)
     prepare(study, arm, stage)
@@ -212,10 +216,11 @@ def run_study(
     runs_dir=None, # Folder of all studies
     stage:str='full', # 'full' or 'pilot'
     base_url:str=None, # Endpoint; $TINKER_BASE_URL or the embedded backend if left out
+    controls:bool=True, # Run the arms that the rule does not weigh, too?
 ): # What `decide` returns; None after a pilot
     "Run every arm that is not complete, one after the other, and decide."
-    study = load_spec(spec)
-    for a in study.arms:
+    study = in_force(load_spec(spec), runs_dir)
+    for a in (a for a in study.arms if controls or not a.control):
         print(f'== {study.name}/{a.name}', flush=True)
         run_arm(spec, a.name, runs_dir, stage, base_url)
     return decide(study, runs_dir) if stage=='full' else None
@@ -229,9 +234,11 @@ def keep(
     runs_dir=None, # Folder of all studies
 ) -> Path: # to/<study>
     "Copy the spec and the complete arms' rows; raises ValueError where an arm is not complete."
-    if missing := [a.name for a in study.arms if not completed(study, a.name, runs_dir)]: raise ValueError(f'{study.name}: {missing} not complete')
-    for a in study.arms:
-        source,_ = completed(study, a.name, runs_dir)
+    study = in_force(study, runs_dir)
+    done = {a.name: c for a in study.arms if (c := completed(study, a.name, runs_dir))}
+    if missing := [a.name for a in study.arms if a.name not in done and not a.control]: raise ValueError(f'{study.name}: {missing} not complete')
+    for a in (a for a in study.arms if a.name in done):
+        source,_ = done[a.name]
         goal = study_dir(study, to)/a.name/source.name
         goal.mkdir(parents=True, exist_ok=True)
         for name in ('manifest.json','result.json'): shutil.copy(source/name, goal)
@@ -239,5 +246,7 @@ def keep(
             if not (source/f'{name}.jsonl').exists(): continue
             rows = read_rows(source/f'{name}.jsonl')
             (goal/f'{name}.jsonl').write_text(''.join(row_line({k: r[k] for k in columns or r})+'\n' for r in rows), encoding='utf-8')
+    for f in (study_dir(study, runs_dir)/f for f in ('sealed.json','amendments.jsonl')):
+        if f.exists(): shutil.copy(f, study_dir(study, to))
     write_json(study_dir(study, to)/'spec.json', study.raw)
     return study_dir(study, to)
