@@ -194,7 +194,7 @@ class Threshold(Part):
 
 DecisionRule = Annotated[PairedHoeffding|Threshold, Field(discriminator='method')]
 
-# %% ../nbs/00_fields.ipynb #0d0ef69a
+# %% ../nbs/00_fields.ipynb #143eb363
 class Check(Part):
     "One quantity and where it must lie; `null` leaves a side open."
     metric: str # Its name in the pilot's rows
@@ -214,7 +214,7 @@ class Check(Part):
 class Calibration(Part):
     "The one change that a failed check allows, on training prompts only."
     metric: str # The check whose failure allows it
-    parameters: Annotated[list[str], Field(min_length=1)] # Dotted paths of the values that change together, such as arms.gs1_kernel.advantage.params.bandwidth
+    parameter: str # Dotted path, such as arms.gs1_kernel.advantage.params.bandwidth; arms.*.lag.updates is every arm that has the registered value
     values: Annotated[list[Number], Field(min_length=1)] # Allowed values, the registered one first
     max_pilot_steps: Count
     max_wall_minutes: Positive

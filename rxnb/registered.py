@@ -83,49 +83,50 @@ class Words:
                     self.notes.append(warn('from_text', f'{path} = {value!r} is read from {where}: "{" ".join(m[0].split())}"', f'state {path}'))
                     return value
 
-# %% ../nbs/00_registered.ipynb #fbd910d2
+# %% ../nbs/00_registered.ipynb #bd8c7ef1
 ADVANTAGES = {'grpo':'group_mean', 'kernel_cross_prompt_baseline':'kernel'} # registered name -> name in `rxnb.advantages`
 
-def _advantage(name, arm, group_size, words):
-    "A registered advantage with the parameters that stand in the sentences."
+def _advantage(name, group_size, words):
+    "A registered advantage with the parameters that stand in the sentences; TailRL's factor stands in none."
     name = ADVANTAGES.get(name, name)
     if name=='kernel': return dict(name=name, params=dict(
-        window=words.read(f'arms.{arm}.advantage.window', r'(\d+)-rollout window', r'window of the last (\d+) rollouts'),
-        bandwidth=words.read(f'arms.{arm}.advantage.bandwidth', r'bandwidth ([\d.]*\d)', kind=float),
-        min_mass=words.read(f'arms.{arm}.advantage.min_mass', r'mass is below ([\de.-]*\d)', kind=float)))
-    return dict(name=name, params={} if group_size is None or name=='batch_mean' else dict(group_size=group_size))
+        window=words.read('arms.*.advantage.window', r'(\d+)-rollout window', r'window of the last (\d+) rollouts'),
+        bandwidth=words.read('arms.*.advantage.bandwidth', r'bandwidth ([\d.]*\d)', kind=float),
+        min_mass=words.read('arms.*.advantage.min_mass', r'mass is below ([\de.-]*\d)', kind=float)))
+    return dict(name=name, params={} if name=='batch_mean' else dict(group_size=group_size, **(dict(scale_by_group=None) if name=='tailrl' else {})))
 
-def _loss(arm, words):
+def _loss(words):
     "The loss that the sentences write down: the truncated one, else importance sampling."
-    if cap := words.read(f'arms.{arm}.loss.cap', r'min\(exp\(lp - sampler_lp\), ([\d.]+)\)', kind=float): return dict(name='truncated', params=dict(cap=cap))
-    if name := words.read(f'arms.{arm}.loss', r'loss_fn=[\'"](importance_sampling)[\'"]', kind=str): return dict(name=name, params={})
+    if cap := words.read('arms.*.loss.cap', r'min\(exp\(lp - sampler_lp\), ([\d.]+)\)', kind=float): return dict(name='truncated', params=dict(cap=cap))
+    if name := words.read('arms.*.loss', r'loss_fn=[\'"](importance_sampling)[\'"]', kind=str): return dict(name=name, params={})
 
-def _lag(arm, updates, words):
+def _lag(updates, words):
     "A registered lag, else what the loop in the sentences does."
     if updates is not None: return dict(kind='fixed', updates=updates)
-    if (m := words.read(f'arms.{arm}.lag', r'step % (\d+) == 0:\s*sampler')) is not None: return dict(kind='refresh', updates=m)
-    if words.read(f'arms.{arm}.lag', r'(Each of \d+ steps:\s*1\. sampler = tc\.save_weights)', kind=lambda t: 0)==0: return dict(kind='fixed', updates=0)
+    if (m := words.read('arms.*.lag', r'step % (\d+) == 0:\s*sampler')) is not None: return dict(kind='refresh', updates=m)
+    if words.read('arms.*.lag', r'(Each of \d+ steps:\s*1\. sampler = tc\.save_weights)', kind=lambda t: 0)==0: return dict(kind='fixed', updates=0)
 
 def _arm(a, words):
-    "A registered arm in the project's fields; an advantage or a loss that is already an object stays."
-    known_keys(a, ('name','lr','seed','lag','method','advantage','group_size','groups_per_batch','loss','control'), f'arms.{a.get("name")}')
-    name,size = a.get('name'),lambda k, *p: as_number(a[k], f'arms.{a.get("name")}.{k}') if a.get(k) is not None else words.read(f'arms.{a.get("name")}.{k}', *p)
+    "A registered arm in the project's fields; an advantage, a loss or a lag that is already an object stays."
+    where = f'arms.{a.get("name")}'
+    known_keys(a, ('name','lr','seed','lag','method','advantage','group_size','groups_per_batch','loss','control'), where)
+    size = lambda k, *patterns: as_number(a[k], f'{where}.{k}') if a.get(k) is not None else words.read(f'arms.*.{k}', *patterns)
     G,P = size('group_size', r'group_size[= ](\d+)'), size('groups_per_batch', r'(\d+) groups per batch', r'(\d+) prompts x group_size')
     adv,loss,lag = a.get('advantage') or a.get('method'),a.get('loss'),a.get('lag')
-    return dict(name=name, group_size=G, groups_per_batch=P, lr=a.get('lr'), seed=a.get('seed'), control=a.get('control', False),
-        advantage=adv if isinstance(adv, dict) or adv is None else _advantage(adv, name, G, words), loss=loss if isinstance(loss, dict) else dict(name=loss, params={}) if loss else _loss(name, words),
-        lag=lag if isinstance(lag, dict) else _lag(name, None if lag is None else as_number(lag, f'arms.{name}.lag'), words))
+    return dict(name=a.get('name'), group_size=G, groups_per_batch=P, lr=a.get('lr'), seed=a.get('seed'), control=a.get('control', False),
+        advantage=adv if isinstance(adv, dict) or adv is None else _advantage(adv, G, words), loss=loss if isinstance(loss, dict) else dict(name=loss, params={}) if loss else _loss(words),
+        lag=lag if isinstance(lag, dict) else _lag(None if lag is None else as_number(lag, f'{where}.lag'), words))
 
-# %% ../nbs/00_registered.ipynb #4de1f076
+# %% ../nbs/00_registered.ipynb #6ee95491
 def _arms_from_words(raw, words):
     "A baseline and a treatment, where the sentences describe both; else no arms."
     if not re.search(r'Treatment loss', raw['method']): return []
-    arm = lambda name: _arm(dict(name=name, lr=raw['optimizer'].get('lr'), method=words.read(f'arms.{name}.advantage', r'(group-mean) advantages', kind=lambda t: 'group_mean')), words)
-    k = words.read('arms.treatment.loss.k', r'draw (\d+) auxiliary tokens')
-    top = words.read('arms.treatment.loss.auxiliary', r'(top-\d+) prompt logprobs', kind=lambda t: t.replace('-', ''))
-    return [dict(arm('baseline'), loss=_loss('baseline', words)), dict(arm('treatment'), loss=dict(name='centered_mc', params=dict(auxiliary=top, k=k, correction='none')) if k and top else None)]
+    mean = words.read('arms.*.advantage', r'(group-mean) advantages', kind=lambda t: 'group_mean')
+    k,top = words.read('arms.treatment.loss.k', r'draw (\d+) auxiliary tokens'),words.read('arms.treatment.loss.auxiliary', r'(top-\d+) prompt logprobs', kind=lambda t: t.replace('-', ''))
+    arm = lambda name, loss: _arm(dict(name=name, lr=raw['optimizer'].get('lr'), method=mean, loss=loss), words)
+    return [arm('baseline', None), arm('treatment', dict(name='centered_mc', params=dict(auxiliary=top, k=k, correction='none', cap=None)))]
 
-# %% ../nbs/00_registered.ipynb #5e0a27fd
+# %% ../nbs/00_registered.ipynb #bd7f019b
 def _filled(model, data, where):
     "A part with null for what it does not mention; raises ValueError on an unknown key."
     known_keys(data, model.model_fields, where)
@@ -152,10 +153,12 @@ def _calibration(checks, arms, words):
                   max_wall_minutes=words.read(f'{path}.max_wall_minutes', r'and (\d+) wall minutes', r'at most (\d+) wall-minutes', kind=float))
     if values := words.read(f'{path}.values', r'calibration is bandwidth in \{([^}]*)\}', kind=lambda t: [float(x) for x in t.split(',')]):
         of = [f'arms.{a["name"]}.advantage.params.bandwidth' for a in arms if (a['advantage'] or {}).get('name')=='kernel']
-        return dict(metric=words.read(f'{path}.metric', r'If (\w+) fails', kind=metric_of), parameters=of, values=values, **limits)
+        if len(of)!=1: raise ValueError(f'a bandwidth is calibrated, and {len(of)} arms have a kernel')
+        return dict(metric=words.read(f'{path}.metric', r'If (\w+) fails', kind=metric_of), parameter=of[0], values=values, **limits)
     if to := words.read(f'{path}.values', r'raise lag to (\d+)'):
-        lagged = [a for a in arms if a['lag'] and a['lag']['updates']]
-        return dict(metric=words.read(f'{path}.metric', r'If the (KL) ratio is under', kind=lambda t: metric_of('kl_')), parameters=[f'arms.{a["name"]}.lag.updates' for a in lagged], values=[lagged[0]['lag']['updates'], to], **limits)
+        lags = {a['lag']['updates'] for a in arms if a['lag'] and a['lag']['updates']}
+        if len(lags)!=1: raise ValueError(f'the lag is calibrated, and the arms have the lags {sorted(lags)}')
+        return dict(metric=words.read(f'{path}.metric', r'If the (KL) ratio is under', kind=lambda t: metric_of('kl_')), parameter='arms.*.lag.updates', values=[lags.pop(), to], **limits)
 
 # %% ../nbs/00_registered.ipynb #791c1d3d
 def _points(t): return int(t)/100

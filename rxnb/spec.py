@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CLOSED', 'EXECUTED', 'Study', 'spec_names', 'load_spec', 'default_runs_dir', 'study_dir', 'changed', 'lineage',
-           'in_force', 'seal', 'relaxations', 'has_rows', 'is_calibration', 'amend', 'same_run']
+           'in_force', 'seal', 'relaxations', 'has_rows', 'calibration_changes', 'is_calibration', 'amend', 'same_run']
 
 # %% ../nbs/00_spec.ipynb #2db4d839
 import copy, importlib.metadata, json, os, platform, re, tempfile, time
@@ -221,7 +221,7 @@ def seal(
         finally: os.unlink(f.name)
     return json.loads((folder/'sealed.json').read_text(encoding='utf-8'))
 
-# %% ../nbs/00_spec.ipynb #864a777d
+# %% ../nbs/00_spec.ipynb #c6f63fa2
 def _looser(name, old, new, up=None):
     "Is a limit wider than before? `up`: a greater value is stricter; else a smaller one is."
     if old is None or old==new: return []
@@ -239,7 +239,7 @@ def _looser_checks(old, new):
         out += _looser(f'{c.metric}.min', c.min, n.min, up=True) + _looser(f'{c.metric}.max', c.max, n.max)
         if c.one_of is not None and not (n.one_of is not None and set(n.one_of)<=set(c.one_of)): out.append(f'{c.metric}.one_of: {c.one_of} -> {n.one_of}')
     a,b = old.calibration,new.calibration
-    if b and (not a or (a.metric, a.parameters)!=(b.metric, b.parameters) or not set(b.values)<=set(a.values) or b.max_pilot_steps>a.max_pilot_steps or b.max_wall_minutes>a.max_wall_minutes): out.append('calibration: allows what it did not')
+    if b and (not a or (a.metric, a.parameter)!=(b.metric, b.parameter) or not set(b.values)<=set(a.values) or b.max_pilot_steps>a.max_pilot_steps or b.max_wall_minutes>a.max_wall_minutes): out.append('calibration: allows what it did not')
     return out
 
 def _looser_preflights(old, new):
@@ -285,7 +285,7 @@ def relaxations(
     "What an amendment makes easier to pass."
     return _looser_checks(old.activation_gate, new.activation_gate) + _looser_preflights(old, new) + _looser_rule(old, new)
 
-# %% ../nbs/00_spec.ipynb #e16b7414
+# %% ../nbs/00_spec.ipynb #612f61d0
 CLOSED = ('hypothesis','success_criterion','primary_endpoint','task','grader','eval','roles','decision_rule') # once an item of the decision has been graded
 
 def has_rows(
@@ -294,26 +294,43 @@ def has_rows(
 ) -> tuple: # (is there a row of training, is there a graded item of the decision)
     "What has been seen of a study so far, in any attempt of any arm."
     any_of = lambda *patterns: any(p.stat().st_size for pattern in patterns for p in study_dir(study, runs_dir).glob(pattern))
-    return any_of('*/pilot_*/steps.jsonl', '*/attempt_*/steps.jsonl'), any_of('*/attempt_*/eval.jsonl')
+    return any_of('*/pilot_*/steps.jsonl', '*/attempt_*/steps.jsonl'), any_of('*/attempt_*/eval.jsonl', '*/attempt_*/checkpoints.jsonl')
+
+def calibration_changes(
+    study:Study, # With a registered calibration
+    value, # One of its values
+) -> dict: # Dotted path -> value, for `amend`
+    "The registered calibration as an amendment: the parameter of every arm that has the registered value, and with a lag the bounds of the check of the executed lag. Raises ValueError where none is registered, or it does not allow the value."
+    gate = study.spec.activation_gate
+    if not gate or not (cal := gate.calibration) or value not in cal.values[1:]: raise ValueError(f'{study.name} registers no calibration to {value!r}')
+    head,who,path = cal.parameter.split('.', 2)
+    if head!='arms': raise ValueError(f'a calibration changes a parameter of arms, not {cal.parameter!r}')
+    def has(raw, path):
+        for k in path.split('.'): raw = raw.get(k) if isinstance(raw, dict) else None
+        return raw
+    out = {f'arms.{a["name"]}.{path}': value for a in study.raw['arms'] if who in ('*', a['name']) and has(a, path)==cal.values[0]}
+    for c in study.gates if path=='lag.updates' else ():
+        if c.metric=='executed_sampler_lag_steps': out.update({f'activation_gate.checks.{c.metric}.{k}': value for k in ('min','max') if getattr(c, k)==cal.values[0]})
+    return out
 
 def is_calibration(
-    gate, # The activation gate before the amendment
-    log:list, # Changes, as `changed` returns them
+    study:Study, # Before the amendment
+    changes:dict, # Dotted path -> new value
 ) -> bool:
-    "Are these the registered values of the registered parameters, all of them at once?"
-    cal = gate.calibration if gate else None
-    return bool(cal) and {c['path'] for c in log}==set(cal.parameters) and len({c['new'] for c in log if isinstance(c['new'], (int,float))})==1 and all(c['new'] in cal.values for c in log)
+    "Are these the changes that the registration allows, all of them at once?"
+    gate = study.spec.activation_gate
+    values = gate.calibration.values[1:] if gate and gate.calibration else ()
+    return any(calibration_changes(study, v)==changes for v in values)
 
-def _may_amend(study, new, log, runs_dir):
+def _may_amend(study, new, changes, runs_dir):
     "Raise ValueError where the rows that exist forbid the change; say whether it is the registered calibration."
     trained,graded = has_rows(study, runs_dir)
-    calibration = is_calibration(study.spec.activation_gate, log)
-    if calibration and any(r['calibration'] for r in _amendments(study_dir(study, runs_dir))): raise ValueError(f'{study.name} was calibrated already; the registered calibration is applied once')
+    calibration = is_calibration(study, changes)
     if graded and (closed := [k for k in CLOSED if canonical_json(study.raw.get(k))!=canonical_json(new.raw.get(k))]): raise ValueError(f'items of {study.name} have been graded: {", ".join(closed)} cannot change any more')
     if trained and not calibration and (loose := relaxations(study.spec, new.spec)): raise ValueError(f'{study.name} has been piloted, and limits are never relaxed after that:\n' + '\n'.join(f'- {x}' for x in loose))
     return dict(pilot_data=trained, outcome_data=graded, calibration=calibration)
 
-# %% ../nbs/00_spec.ipynb #17a680dc
+# %% ../nbs/00_spec.ipynb #e46540fe
 def amend(
     study:Study, # The study in force
     changes:dict, # Dotted path -> new value
@@ -332,7 +349,7 @@ def amend(
         raw,log = changed(study.raw, changes)
         new = load_spec(raw)
         if new.name!=study.name: raise ValueError('a study cannot change its name')
-        row = dict(parent=study.sha256, sha256=new.sha256, changes=log, reason=reason.strip(), time_utc=_now(), versions=_versions(), **_may_amend(study, new, log, runs_dir))
+        row = dict(parent=study.sha256, sha256=new.sha256, changes=log, reason=reason.strip(), time_utc=_now(), versions=_versions(), **_may_amend(study, new, changes, runs_dir))
         with open(folder/'amendments.jsonl', 'a', encoding='utf-8') as f: f.write(canonical_json(row)+'\n'); f.flush(); os.fsync(f.fileno())
     return new
 
