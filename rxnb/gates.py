@@ -222,17 +222,17 @@ def neighbours_p10(rollouts, window:int, bandwidth:float, min_mass:float) -> See
     "Tenth percentile of the effective neighbours."
     return Seen(float(np.quantile(kernel_neighbours(rollouts, window, bandwidth, min_mass), .1)), f'{len(rollouts)} rollouts, bandwidth {bandwidth:g}')
 
-# %% ../nbs/12_gates.ipynb #7d3a567e
+# %% ../nbs/12_gates.ipynb #7865c15c
 def heldout_means(
     sampler, # A tinker SamplingClient
     tokenizer, # Of the endpoint's model
     problems, # Training problems
-    spec, # Of the study: prompt, sampling, max_seq_len
+    spec, # Of the study: prompt, sampling, max_seq_len, grader, reward
     samples:int=8, # Fresh samples of each prompt
     seed:int=0, # Of these samples
 ) -> dict: # Prompt id -> mean reward
     "Mean reward of fresh samples of each prompt."
-    rollouts = sample_rollouts(sampler, tokenizer, problems, spec.prompt, spec.sampling, samples, spec.max_seq_len, (seed, 918_273, 0))
+    rollouts = sample_rollouts(sampler, tokenizer, problems, spec.prompt, spec.sampling, samples, spec.max_seq_len, (seed, 918_273, 0), grader=spec.grader, reward=spec.task.reward)
     by_prompt = defaultdict(list)
     for r in rollouts: by_prompt[r.prompt_id].append(r.reward)
     return {k: float(np.mean(v)) for k,v in by_prompt.items()}
