@@ -102,6 +102,16 @@ def test_torch_against_reference(name, params):
     assert float(L.detach())==pytest.approx(loss, rel=1e-9)
     np.testing.assert_allclose(flat(t.grad.numpy() for t in ts), g.ravel(), rtol=1e-9, atol=1e-12)
 
+def test_flash_drops_at_its_threshold():
+    "Just above its own divergence a sequence is kept, just below it is dropped, in both forms; the divergence is the sampler's from the trainer, not the other way round."
+    clamp = lambda x: min(max(math.exp(x), 1e-6), 1-1e-6)
+    for lp,q,A,_ in random_rows(40, False, 7):
+        P,Q = [[clamp(v) for v in x] for x in (lp, q)]
+        D = sum(b*math.log(b/a)+(1-b)*math.log((1-b)/(1-a)) for a,b in zip(P, Q))/len(P)
+        for delta,kept in ((D*(1+1e-6), True), (D*(1-1e-6), False)):
+            assert bool(token_loss('flash', lp, q, A, delta=delta)[1].any())==kept
+            assert bool(torch_loss('flash', [q], [A], delta=delta)(None, [torch.tensor(lp)])[0]!=0)==kept
+
 # ---- through the SDK
 KEY,PROMPT = 'tml-local',list(b'2+3=5; 4+4=8; 1+6=')
 
