@@ -8,10 +8,10 @@ __all__ = ['LOG_RATIO', 'METRICS', 'Seen', 'Gate', 'Gates', 'against', 'executed
            'executed_group_sizes', 'executed_base_model', 'pilot_mean_reward', 'nonzero_advantage',
            'truncated_everywhere', 'kernel_neighbours', 'neighbours_p10', 'heldout_means', 'last_prompts',
            'baseline_correlation', 'Pilot', 'read_pilots', 'Evidence', 'measure', 'standing', 'evaluate_gates',
-           'calibrated', 'calibration_allowed', 'record_gates', 'read_gates']
+           'calibration_allowed', 'record_gates', 'read_gates']
 
-# %% ../nbs/12_gates.ipynb #d06a8997
-import copy, math
+# %% ../nbs/12_gates.ipynb #c018fdfd
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -385,27 +385,7 @@ def evaluate_gates(
 
 Gates.__add__ = lambda self, other: Gates([*self, *other])
 
-# %% ../nbs/12_gates.ipynb #b7f1ef64
-def calibrated(
-    raw:dict, # A spec as it stands in the file
-    parameter:str, # Dotted path, such as arms.gs1_kernel.advantage.params.bandwidth
-    old, # Registered value
-    new, # Allowed value
-) -> dict: # A changed copy
-    "The spec with one parameter changed; raises ValueError where the path leads nowhere, or the value there is not the registered one."
-    out = copy.deepcopy(raw)
-    head,who,*path = parameter.split('.') if parameter.count('.')>1 else ('','')
-    if head!='arms': raise ValueError(f'a calibration changes a parameter of arms, not {parameter!r}')
-    def at(arm):
-        for k in path[:-1]: arm = arm.get(k) if isinstance(arm, dict) else None
-        return arm if isinstance(arm, dict) and path[-1] in arm else None
-    changed = [x for a in out['arms'] if who in ('*', a['name']) and (x := at(a)) is not None and x[path[-1]]==old]
-    if not changed: raise ValueError(f'no arm has {old!r} at {parameter!r}')
-    for x in changed: x[path[-1]] = new
-    for c in (out.get('activation_gate') or {}).get('checks', []):
-        if path[-2:]==['lag','updates'] and c['metric']=='executed_sampler_lag_steps': c.update({k: new for k in ('min','max') if c.get(k)==old})
-    return out
-
+# %% ../nbs/12_gates.ipynb #fddf5324
 def calibration_allowed(
     gates:Gates, # Of the first pilot
     calibration, # Registered: metric, parameter, values, max_pilot_steps, max_wall_minutes; or None
@@ -421,7 +401,7 @@ def calibration_allowed(
     if pilot_steps>calibration.max_pilot_steps: return False, f'a pilot takes {pilot_steps} steps, the calibration may take {calibration.max_pilot_steps}'
     return True, f'{calibration.metric} failed: {calibration.parameter} {calibration.values[0]} -> {calibration.values[1]}'
 
-# %% ../nbs/12_gates.ipynb #642515c7
+# %% ../nbs/12_gates.ipynb #48ed0890
 def record_gates(
     study, # A Study
     gates:Gates,
@@ -437,10 +417,11 @@ def record_gates(
     append_rows(f, [dict(asdict(g), round=n, pilots=[p.folder for p in evidence.pilots.values()], spec_sha256=study.sha256, time_s=time.time(), **facts) for g in gates])
     return n
 
-def read_gates(study, runs_dir=None) -> tuple: # (Gates of the last round, rounds)
-    "The last recorded gates; (None, 0) where no pilot was judged."
+def read_gates(study, runs_dir=None) -> tuple: # (Gates of the last round or None, rounds)
+    "The last recorded gates; None where no pilot was judged, or the last under another hash."
     f = study_dir(study, runs_dir)/'gates.jsonl'
     rows = read_rows(f) if f.exists() else []
     if not rows: return None, 0
     n = max(r['round'] for r in rows)
+    if {r['spec_sha256'] for r in rows if r['round']==n}!={study.sha256}: return None, n
     return Gates(Gate(**{k: r[k] for k in ('metric','value','bound','passed','reason')}) for r in rows if r['round']==n), n
