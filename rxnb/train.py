@@ -50,7 +50,7 @@ def prepare(
 ) -> Recipe:
     "Check an arm and load its prompts; raises ValueError naming what is unknown, missing, or too little."
     if stage not in STAGES: raise ValueError(f'unknown stage {stage!r}; known: {", ".join(STAGES)}')
-    study.require_sound(stage)
+    study.require_sound()
     a,s = study.arm(arm),study.spec
     grader_id(s.grader)
     loss_params(a.loss.name, **a.loss.params)
@@ -211,7 +211,7 @@ def learn_step(recipe:Recipe, client, rollouts, advantages) -> dict:
     norm = (stepped.metrics or {}).get('unclipped_grad_l2:mean')
     return dict(stats, skipped=None, loss_sum=loss, grad_norm=None if norm is None else float(norm), no_gradient_frac=no_gradient_frac(output, columns, *method), **ratios)
 
-# %% ../nbs/14_train.ipynb #4cdaddae
+# %% ../nbs/14_train.ipynb #b5a58867
 @dataclass(frozen=True)
 class Trained:
     "Where an arm ended."
@@ -219,6 +219,7 @@ class Trained:
     sampler_path: str # Sampler checkpoint of that version
     steps: int # Steps, skipped ones included
 
+# %% ../nbs/14_train.ipynb #7b100a48
 def train(
     recipe:Recipe, # From `prepare`
     service, # A tinker ServiceClient
