@@ -1,5 +1,6 @@
 "Every loss three times: written here in plain loops from its equation, as the package's reference and torch form, and as the endpoint computes it, through the real SDK."
 import math, os
+from dataclasses import replace
 os.environ['OMP_NUM_THREADS'] = '1'; os.environ['TINKER_TELEMETRY'] = '0'
 import numpy as np, pytest, tinker, torch
 from tinker import types
@@ -156,6 +157,8 @@ def batch(server, service, trainer):
     wide = {how: with_others(sampler, rolls, how, K, (SEED, 0)) for how in ('draws','top20','topk')}
     def moved(rolls):
         cols = [token_columns(r, a) for r,a in zip(rolls, A)]
+        out = trainer.client.forward([make_datum(c, side=False) for c in cols], 'cross_entropy').result()
+        for o,c in zip(out.loss_fn_outputs, cols): np.testing.assert_allclose(o['logprobs'].to_numpy()[c['mask']==1], c['sampler_logp'][c['mask']==1], atol=1e-4) # each token stands at its own position
         for c,s in zip(cols, scale): c['sampler_logp'] = np.where((c['mask']==1).reshape(-1, *[1]*(c['targets'].ndim-1)), c['sampler_logp']+rng.normal(scale=s, size=c['targets'].shape), 0).astype(np.float32)
         return cols
     return {None: moved(rolls), **{how: moved(rs) for how,rs in wide.items()}}
@@ -225,13 +228,17 @@ def test_an_overflow_stops_before_the_optimizer(server, service, batch, name):
     with pytest.raises((FloatingPointError, tinker.RequestFailedError), match='datum 2'): submit_loss(t.client, columns, name, {}).result()
     assert t.lora.grads is None and t.lora.step==0
 
-def test_a_datum_without_a_gradient(server, service, batch):
+def test_a_datum_without_a_gradient(server, service, batch, monkeypatch):
     "Found before anything is sent; the SDK itself finds it when the client is lost."
     t = Trainer(server, service); columns = batch[None][:2]; data = [make_datum(c, side=False) for c in columns]
     forgets = lambda data, logps: (-logps[0].sum(), {})
     with pytest.raises(ValueError, match='datum 1 gets no gradient'): dry_run(forgets, data, [c['sampler_logp'] for c in columns])
     assert t.client.forward(data, 'cross_entropy').result()
     with pytest.raises(ValueError, match='No gradient computed'): t.client.forward_backward_custom(data, forgets).result()
+    t = Trainer(server, service)
+    monkeypatch.setitem(LOSSES, 'forgetful', replace(LOSSES['truncated'], torch=lambda logp, ratio, log_ratio, A, cap: -(logp.detach()*A)))
+    with pytest.raises(ValueError, match='datum 0 gets no gradient'): submit_loss(t.client, columns, 'forgetful', {})
+    assert t.client.forward(data, 'cross_entropy').result() # nothing was sent, so the client goes on
     empty = [dict(c, mask=c['mask']*(i!=1)) for i,c in enumerate(columns)]
     with pytest.raises(ValueError, match='datum 1 has no token'): submit_loss(t.client, empty, 'truncated', {})
 
