@@ -156,7 +156,7 @@ class Criterion(Part):
     weights: dict[str,float] # Arm or role -> weight
     plausible_effect: float|None = None # The mean that one expects, if the hypothesis holds
 
-# %% ../nbs/00_fields.ipynb #a712b14a
+# %% ../nbs/00_fields.ipynb #a8770bfd
 class PairedHoeffding(Part):
     "Validated if the interval lies above the margin in every criterion, failed if below, else inconclusive."
     method: Literal['paired_hoeffding']
@@ -178,7 +178,7 @@ class Threshold(Part):
     gap_fails: Share # Failed if the gap is below this, and no collapse tells the arms apart
     collapse_drop: Share # Validated if the baseline falls by more than this from its best checkpoint and the treatment does not
     between: Literal['inconclusive']|None # What a gap from `gap_fails` to `gap_validates` means
-    checkpoints: Annotated[list[Count], Field(min_length=1)] # Steps at which the items are graded; the last is the end of training
+    checkpoints: Annotated[list[Count], Field(min_length=2)] # Steps at which the items are graded; the last is the end of training
     estimand: str # In words
     unit: Literal['fixed_checkpoint_items']
     seeds: list[int]

@@ -164,15 +164,16 @@ def _references(spec):
         if (m := re.search(r'[^.]*\b(?:[Ss]tock|cookbook(?:\'s)? default)\b[^.]*', text := getattr(spec, k) or '')) and not pins and not _PIN.search(text):
             yield block('stock_loss', f'{k} speaks of something stock, without a commit: {m[0].strip()!r}', 'name the loss and the commit', TRIES); break
 
-# %% ../nbs/00_findings.ipynb #3dc0ff30
+# %% ../nbs/00_findings.ipynb #439dd7df
 def _methods(spec):
     "Known traps of the registered losses and advantages."
     losses,advantages = ({getattr(a, k).name for a in spec.arms if getattr(a, k)} for k in ('loss','advantage'))
     if 'truncated' in losses and 'tis' not in losses:
         yield warn('truncated_masks', 'min(ratio, cap) * A without a stop-gradient has gradient 0 above the cap: it drops the token instead of truncating its weight', 'add arms with the loss tis as controls')
     if 'tailrl' in advantages and spec.task.reward!='partial': yield warn('tailrl_binary', 'on 0/1 rewards TailRL equals MaxRL: (r - mean)/mean', 'use a graded reward to see TailRL itself')
-    if 'top20' in {a.loss.params.get('auxiliary') for a in spec.arms if a.loss}:
-        yield warn('auxiliary_top20', 'auxiliary tokens drawn from a renormalised top-20 carry a bias that does not vanish on-policy', "compare with a control that takes auxiliary 'draws'")
+    drawn = {a.loss.params.get('auxiliary') for a in spec.arms if a.loss}
+    if 'top20' in drawn and 'draws' not in drawn:
+        yield warn('auxiliary_top20', 'auxiliary tokens drawn from a renormalised top-20 carry a bias that does not vanish on-policy', "add a control that takes auxiliary 'draws'")
 
 # %% ../nbs/00_findings.ipynb #61ba1fe7
 SPLIT_SIZES = {('gsm8k','train'): 7473, ('gsm8k','test'): 1319} # openai/gsm8k

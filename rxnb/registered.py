@@ -117,14 +117,14 @@ def _arm(a, words):
         advantage=adv if isinstance(adv, dict) or adv is None else _advantage(adv, G, words), loss=loss if isinstance(loss, dict) else dict(name=loss, params={}) if loss else _loss(words),
         lag=lag if isinstance(lag, dict) else _lag(None if lag is None else as_number(lag, f'{where}.lag'), words))
 
-# %% ../nbs/00_registered.ipynb #6ee95491
+# %% ../nbs/00_registered.ipynb #4e01a136
 def _arms_from_words(raw, words):
     "A baseline and a treatment, where the sentences describe both; else no arms."
     if not re.search(r'Treatment loss', raw['method']): return []
     mean = words.read('arms.*.advantage', r'(group-mean) advantages', kind=lambda t: 'group_mean')
     k,top = words.read('arms.treatment.loss.k', r'draw (\d+) auxiliary tokens'),words.read('arms.treatment.loss.auxiliary', r'(top-\d+) prompt logprobs', kind=lambda t: t.replace('-', ''))
     arm = lambda name, loss: _arm(dict(name=name, lr=raw['optimizer'].get('lr'), method=mean, loss=loss), words)
-    return [arm('baseline', None), arm('treatment', dict(name='centered_mc', params=dict(auxiliary=top, k=k, correction='none', cap=None)))]
+    return [arm('baseline', None), arm('treatment', dict(name='centered_mc', params=dict(auxiliary=top, k=k, correction='none')))]
 
 # %% ../nbs/00_registered.ipynb #bd7f019b
 def _filled(model, data, where):
