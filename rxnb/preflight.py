@@ -7,9 +7,10 @@ __all__ = ['REFERENCES', 'LOSS_TOLERANCE', 'GRADIENT_TOLERANCE', 'PROBLEMS', 'Li
            'read_preflight', 'reference_kernel', 'advantage_check', 'fixed_batch', 'both_sides', 'still',
            'weighted_datums', 'Norms', 'compare_gradients', 'gradient_lines', 'correctness', 'off_equals_baseline',
            'greedy', 'probe', 'restoration', 'check_samplers', 'Measured', 'feasibility_problems', 'feasibility',
-           'measure_pilot', 'time_evaluation', 'solve_arith', 'audit_generated']
+           'measure_pilot', 'time_evaluation', 'solve_arith', 'audit_generated', 'wanted_preflights', 'not_ready',
+           'require_ready']
 
-# %% ../nbs/13_preflight.ipynb #220e0eb1
+# %% ../nbs/13_preflight.ipynb #4ca78e57
 import json, math, re, time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -17,9 +18,11 @@ from fractions import Fraction
 import numpy as np
 from .advantages import estimator
 from .connect import resolve
-from .losses import token_loss
+from .gates import read_gates
+from .losses import loss_params, token_loss
 from .records import study_dir, write_json
 from .rollouts import make_datum, request_seed, rollout_features, sample_rollouts, token_columns
+from .spec import lineage
 from .tasks import render, shared_questions
 
 # %% ../nbs/13_preflight.ipynb #6c87dcd2
@@ -51,7 +54,7 @@ def at_most(what:str, value:float, limit:float, note:str='') -> Line:
     "A line that passes where a finite value is no larger than its limit."
     return Line(what, value, f'<= {limit:.3g}', bool(math.isfinite(value) and value<=limit), note)
 
-# %% ../nbs/13_preflight.ipynb #c3ee6155
+# %% ../nbs/13_preflight.ipynb #9d1a451b
 def record_preflight(
     study, # A Study
     result:Result,
@@ -65,11 +68,11 @@ def record_preflight(
     lines = [dict(asdict(l), value=plain(l.value)) for l in result.lines]
     write_json(f, rows+[dict(name=result.name, passed=result.passed, lines=lines, spec_sha256=study.sha256, time_s=time.time())])
 
-def read_preflight(study, runs_dir=None) -> dict: # Name -> the last row with the hash of the study
+def read_preflight(study, runs_dir=None, hashes=()) -> dict: # Name -> the last row with the hash of the study, or one of these
     "What was found so far."
     f = study_dir(study, runs_dir)/'preflight.json'
     rows = json.loads(f.read_text(encoding='utf-8')) if f.exists() else []
-    return {r['name']: r for r in rows if r['spec_sha256']==study.sha256}
+    return {r['name']: r for r in rows if r['spec_sha256'] in {study.sha256, *hashes}}
 
 # %% ../nbs/13_preflight.ipynb #38c4b15b
 def _tail(r):
@@ -195,7 +198,7 @@ def compare_gradients(
     a,b,d = norm(first), norm(second), norm(first, minus_second)
     return None if None in (a,b,d) else Norms(a, b, d)
 
-# %% ../nbs/13_preflight.ipynb #22826944
+# %% ../nbs/13_preflight.ipynb #fccd85c2
 LOSS_TOLERANCE,GRADIENT_TOLERANCE = dict(atol=1e-6, rtol=1e-5), dict(atol=1e-5, rtol=1e-4, min_cosine=.99999) # those of gs1_kernel
 
 def gradient_lines(norms:Norms|None, atol:float, rtol:float, min_cosine:float, what:str) -> tuple:
@@ -221,7 +224,8 @@ def correctness(
     flat = [np.concatenate([np.asarray(x, np.float64) for x in xs]) for xs in (lp, *([c[k] for c in columns] for k in ('sampler_logp','advantage','mask')))]
     want,grad = token_loss(loss, *flat, np.repeat(np.arange(len(lp)), [len(x) for x in lp]), **params)
     w = np.split(grad, np.cumsum([len(x) for x in lp])[:-1])
-    cap = params.get('cap', params.get('clip_high_threshold', 1.))
+    full = loss_params(loss, **params)
+    cap = full.get('cap', full.get('clip_high_threshold', 1.))
     got,reference = float(out.metrics['loss:sum']), lambda sign: lambda: client.forward_backward(weighted_datums(columns, [-sign*x for x in w]), 'cross_entropy')
     norms = compare_gradients(client, lambda: submit(client, columns, loss, params), reference(1), reference(-1))
     return Result(f'correctness/{path}', (both_sides(lp, columns, cap), at_most('reference: loss apart', abs(got-want), loss_tolerance['atol']+loss_tolerance['rtol']*abs(want), f'{got:.7g} against {want:.7g}'),
@@ -469,3 +473,30 @@ def audit_generated(
     shared = shared_questions(eval_problems, problems)
     return Result('generation', (Line('problems solved again', len(sample), f'>= {min_sample}', len(sample)>=min_sample), at_most('label errors', len(wrong), max_label_errors, ', '.join(wrong[:3])),
         at_most('questions that stand in the evaluation', len(shared), max_overlaps, ', '.join(shared[:3]))))
+
+# %% ../nbs/13_preflight.ipynb #40b58a57
+def wanted_preflights(
+    spec, # Of the study
+) -> list: # Names of results
+    "Names of the preflights that the spec registers."
+    arms = [a.name for a in spec.arms if not a.control]
+    c,r,g = spec.correctness_preflight,spec.restoration_preflight,spec.generation_audit
+    return [*([f'correctness/{p.id}' for p in c.paths] if c and c.required else []), *([*(f'probe/{a}' for a in arms), 'endpoint'] if spec.preflight else []),
+        *(['restoration'] if r and r.applicable else []), *(['generation'] if g and g.required else []), *(['feasibility'] if spec.feasibility_required else [])]
+
+def not_ready(
+    study, # The study in force
+    runs_dir=None, # Folder of all studies
+) -> list: # In words; empty where the full run may begin
+    "Registered preflights and gates that have not passed."
+    seen = read_preflight(study, runs_dir, [h for h,_ in lineage(study, runs_dir)])
+    out = [f'{n}: {"not run" if n not in seen else "failed: "+", ".join(l["what"] for l in seen[n]["lines"] if not l["passed"])}' for n in wanted_preflights(study.spec) if not seen.get(n, {}).get('passed')]
+    if study.gates:
+        gates,rounds = read_gates(study, runs_dir)
+        if gates is None: out.append('gates: no pilot was judged' + (' since the amendment' if rounds else ''))
+        elif not gates.passed: out.append(f'gates: {", ".join(gates.failed)}')
+    return out
+
+def require_ready(study, runs_dir=None):
+    "Raise ValueError listing every registered preflight and gate that has not passed."
+    if missing := not_ready(study, runs_dir): raise ValueError(f'{study.name}: no full run before\n' + '\n'.join(f'- {m}' for m in missing))

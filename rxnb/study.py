@@ -6,17 +6,20 @@
 __all__ = ['KEPT', 'held_out', 'execute', 'collect', 'Waiting', 'decide', 'notebook', 'only_declared', 'run_arm', 'run_study',
            'keep']
 
-# %% ../nbs/18_study.ipynb #68605b60
+# %% ../nbs/18_study.ipynb #95cba365
 import ast, json, shutil, sys, tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 import rxnb
+from .budget import OverBudget, meter
 from .connect import connect, describe, resolve
 from .decision import Decision, items_of, joint_hoeffding, threshold_rule
 from .evaluate import greedy_rows, summarise
 from .grading import check_task, grader_id
+from .preflight import require_ready
 from .records import attempts, completed, open_attempt, read_rows, row_line, study_dir, write_json
 from .spec import Study, in_force, load_spec, seal
+from .status import update_status
 from .tasks import load_task
 from .train import Recipe, prepare, progress_line, train
 
@@ -66,7 +69,31 @@ def _printer(steps, out=print):
     every = max(1, steps//20)
     return lambda row: out(progress_line(row, steps), flush=True) if (row['step']+1)%every==0 or row['step']==0 else None
 
-# %% ../nbs/18_study.ipynb #5f7d96bc
+# %% ../nbs/18_study.ipynb #9798a499
+def _gpus(endpoint):
+    "GPUs that an attempt holds: those of this machine, or one elsewhere, which cannot be seen from here."
+    import torch
+    return 1 if endpoint['endpoint']=='remote' else int(torch.cuda.is_available())
+
+def _grade_checkpoints(recipe, attempt, tokenizer, items):
+    "A callback that grades the items of the decision at the checkpoints of a threshold rule, the last one excepted; None for another rule."
+    s = recipe.study.spec
+    if not (s.decision_rule and s.decision_rule.method=='threshold'): return None
+    def at(step, sampler):
+        if step not in s.decision_rule.checkpoints[:-1]: return
+        for rows in greedy_rows(sampler, tokenizer, items, s.prompt, s.eval.max_tokens, s.grader):
+            attempt.append('checkpoints', [dict(step=step, **{k: r[k] for k in ('item_id','correct','stop_reason','completion_tokens')}) for r in rows])
+    return at
+
+def _each(*callbacks):
+    "One callback for several, those that are None left out."
+    return lambda *args: [f(*args) for f in callbacks if f]
+
+def _teller(recipe, runs_dir, full):
+    "A function that tells status.json about the arm; a pilot is not told."
+    return lambda **k: update_status(recipe.study, runs_dir, recipe.arm.name, steps=recipe.steps, **k) if full else None
+
+# %% ../nbs/18_study.ipynb #80c91917
 def execute(
     study:Study, # What is registered
     arm:str, # Name of an arm
@@ -75,25 +102,36 @@ def execute(
     runs_dir=None, # Folder of all studies
     data_dir=None, # Folder of the task's files; $RXNB_DATA_DIR or the hub if left out
 ) -> dict: # result.json
-    "Seal the study, train and evaluate one arm unless it is complete; an exception is written to result.json with its cause and raised again. Raises ValueError where another study is sealed under this name."
+    "Seal the study, train and evaluate one arm unless it is complete; an exception is written to result.json with its cause and raised again, OverBudget among them. Raises ValueError where another study is sealed under this name, or a registered preflight or gate has not passed."
     study = in_force(study, runs_dir)
     recipe = prepare(study, arm, stage, data_dir)
     full = stage=='full'
     items,curve = (held_out(study, k, data_dir) if full and getattr(study.spec, k) else [] for k in ('eval','curve'))
     if done := completed(study, arm, runs_dir, stage): return done[1]
+    if full: require_ready(study, runs_dir)
     service = connect(base_url, study.spec.base_model)
     client = resolve(service.create_lora_training_client(base_model=study.spec.base_model, rank=study.spec.lora_rank, seed=recipe.arm.seed))
-    tokenizer = client.get_tokenizer()
+    tokenizer,gpus,tell = client.get_tokenizer(), _gpus(describe(service, client)), _teller(recipe, runs_dir, full)
     seal(study, runs_dir)
-    attempt = open_attempt(study, arm, runs_dir, stage, **_manifest(recipe, service, client))
+    spending = meter(study, recipe.arm, gpus, runs_dir)
+    attempt = open_attempt(study, arm, runs_dir, stage, gpus=gpus, **_manifest(recipe, service, client))
+    cost = lambda: dict(wall_s=spending.wall_s, gpu_h=spending.gpu_h)
     try:
-        end = train(recipe, service, client, tokenizer, attempt, _printer(recipe.steps), _draw_curve(recipe, attempt, tokenizer, curve))
+        spending.check()
+        tell(state='running', step=0)
+        end = train(recipe, service, client, tokenizer, attempt, _each(_printer(recipe.steps), lambda row: tell(state='running', step=row['step']+1), lambda row: spending.check()),
+            _each(_draw_curve(recipe, attempt, tokenizer, curve), _grade_checkpoints(recipe, attempt, tokenizer, items)))
+        if full and not end.version: raise RuntimeError(f'{end.steps} steps, and the optimizer never stepped: every advantage was 0')
         facts = dict(steps=end.steps, version=end.version, sampler_path=end.sampler_path)
         if full: facts['eval'] = _evaluate(recipe, attempt, resolve(service.create_sampling_client(model_path=end.sampler_path)), tokenizer, items)
     except BaseException as e:
-        attempt.finish('interrupted' if isinstance(e, KeyboardInterrupt) else 'failed', cause=type(e).__name__, message=str(e))
+        status = 'interrupted' if isinstance(e, KeyboardInterrupt) else 'over_budget' if isinstance(e, OverBudget) else 'failed'
+        attempt.finish(status, cause=type(e).__name__, message=str(e), **cost())
+        tell(state='over_budget' if status=='over_budget' else 'failed', cause=f'{type(e).__name__}: {e}')
         raise
-    return attempt.finish('succeeded' if full else 'pilot', **facts)
+    result = attempt.finish('succeeded' if full else 'pilot', **facts, **cost())
+    tell(state='succeeded', step=end.steps)
+    return result
 
 # %% ../nbs/18_study.ipynb #5678bd4a
 def collect(
@@ -110,7 +148,7 @@ def collect(
         items[a.name] = items_of(rows)
     return items, missing
 
-# %% ../nbs/18_study.ipynb #1d5970e7
+# %% ../nbs/18_study.ipynb #b145010b
 @dataclass(frozen=True)
 class Waiting:
     "No decision yet."
@@ -147,6 +185,7 @@ def decide(
     accuracy = {a: sum(v.values())/len(v) for a,v in items.items()}
     write_json(study_dir(study, runs_dir)/'decision.json', dict(asdict(d), study=study.name, spec_sha256=study.sha256, criterion=criterion, accuracy=accuracy,
         attempts={a: completed(study, a, runs_dir)[0].name for a in items}))
+    update_status(study, runs_dir, outcome=d.outcome, decision=str(d).splitlines()[0])
     return d
 
 # %% ../nbs/18_study.ipynb #2c4e076a
