@@ -67,7 +67,7 @@ def against(
     wrong = [b for v in values if (b := bad(v))]
     return Gate(metric, seen.value, bound, not wrong, '; '.join([*wrong, seen.what]))
 
-# %% ../nbs/12_gates.ipynb #395e7b9e
+# %% ../nbs/12_gates.ipynb #e20765b1
 def _span(steps, first, last):
     "Rows from step `first` to `last`, and words for them."
     rows = [r for r in steps if first<=r['step']<=last]
@@ -79,7 +79,8 @@ def executed_lag(
     span=None, # (first, last) step that counts; from step `lag` on if left out
 ) -> Seen: # Every lag that occurred
     "Lags of the steps in which the ring was full."
-    rows,covered = _span(steps, *(span or (lag, math.inf)))
+    first,last = span or (lag, math.inf)
+    rows,covered = _span(steps, max(first, lag), last)
     return Seen(sorted({r['lag'] for r in rows}), covered)
 
 # %% ../nbs/12_gates.ipynb #7790954f
@@ -163,7 +164,7 @@ def inverse_mean_cv(
     x = np.array([1/np.mean(v) for v in groups.values() if max(v)>min(v) and np.mean(v)>0])
     return Seen(float(x.std()/x.mean()), f'{len(x)} mixed groups of {len(groups)}') if len(x)>1 else Seen(None, f'{len(x)} mixed groups of {len(groups)}')
 
-# %% ../nbs/12_gates.ipynb #0cca1359
+# %% ../nbs/12_gates.ipynb #0e5e8b23
 def executed_group_sizes(
     rollouts, # Rows of the rollouts
 ) -> Seen: # Every number of rollouts that a prompt had in a step
@@ -179,11 +180,11 @@ def executed_base_model(
 
 def pilot_mean_reward(
     steps, # Rows of steps.jsonl
-    first:int=2, # So many steps from the first
+    span=(0, 1), # (first, last) step that counts
 ) -> Seen:
     "Mean reward over the rollouts of the first steps."
-    rows = sorted(steps, key=lambda r: r['step'])[:first]
-    if len(rows)<first: return Seen(None, f'{len(rows)} of {first} steps')
+    rows,n = [r for r in steps if span[0]<=r['step']<=span[1]], span[1]-span[0]+1
+    if len(rows)<n: return Seen(None, f'{len(rows)} of {n} steps')
     return Seen(sum(r['reward_mean']*r['rollouts'] for r in rows)/sum(r['rollouts'] for r in rows), f'steps {rows[0]["step"]} to {rows[-1]["step"]}')
 
 def nonzero_advantage(
@@ -258,7 +259,7 @@ def baseline_correlation(
         if np.ptp(x)==0: return Seen(None, f'the {name} is constant ({x[0]:g}) over {len(latest)} prompts')
     return Seen(float(np.corrcoef(b, m)[0,1]), f'{len(latest)} prompts')
 
-# %% ../nbs/12_gates.ipynb #80b6653a
+# %% ../nbs/12_gates.ipynb #2be42bfa
 @dataclass(frozen=True)
 class Pilot:
     "The rows of one arm's pilot."
@@ -269,11 +270,11 @@ class Pilot:
     folder: str # Where they lie, such as gs1_kernel/pilot_1
 
 def read_pilots(study, runs_dir=None) -> dict: # Arm -> Pilot, for every arm whose pilot is complete
-    "Rows of the completed pilots, the last one of each arm."
+    "Rows of the completed pilots; controls have no part in the gates."
     import json
     out = {}
     for a in study.arms:
-        if not (done := completed(study, a.name, runs_dir, 'pilot')): continue
+        if getattr(a, 'control', False) or not (done := completed(study, a.name, runs_dir, 'pilot')): continue
         p = done[0]
         rollouts = pd.read_parquet(p/'rollouts.parquet').astype(object)
         out[a.name] = Pilot(a, read_rows(p/'steps.jsonl'), rollouts.where(rollouts.notna(), None).to_dict('records'), json.loads((p/'manifest.json').read_text(encoding='utf-8')), f'{a.name}/{p.name}')
@@ -332,7 +333,7 @@ def _divergence(measure):
         return Seen(s.value, f'{p.arm.name}: {s.what}')
     return f
 
-# %% ../nbs/12_gates.ipynb #1d7a3b91
+# %% ../nbs/12_gates.ipynb #eb7b1962
 def _neighbours(e, span):
     p = e.role('treatment')
     return neighbours_p10(p.rollouts, **{k: p.arm.advantage.params[k] for k in ('window','bandwidth','min_mass')})
@@ -347,7 +348,7 @@ METRICS = dict(
     executed_base_model=lambda e, span: executed_base_model([p.manifest for p in e.pilots.values()]),
     executed_group_size_treatment=lambda e, span: executed_group_sizes(e.role('treatment').rollouts),
     executed_group_size_baseline=lambda e, span: executed_group_sizes(e.role('baseline').rollouts),
-    pilot_mean_reward=lambda e, span: pilot_mean_reward(e.role('treatment').steps),
+    pilot_mean_reward=lambda e, span: pilot_mean_reward(e.role('treatment').steps, span or (0, 1)),
     kernel_effective_neighbors_p10=_neighbours,
     frac_nonzero_advantage_treatment=lambda e, span: nonzero_advantage(e.role('treatment').rollouts),
     baseline_reward_corr=lambda e, span: baseline_correlation(e.role('treatment').rollouts, e.heldout))
