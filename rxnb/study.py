@@ -93,7 +93,7 @@ def _teller(recipe, runs_dir, full):
     "A function that tells status.json about the arm; a pilot is not told."
     return lambda **k: update_status(recipe.study, runs_dir, recipe.arm.name, steps=recipe.steps, **k) if full else None
 
-# %% ../nbs/18_study.ipynb #80c91917
+# %% ../nbs/18_study.ipynb #3e76a933
 def execute(
     study:Study, # What is registered
     arm:str, # Name of an arm
@@ -116,17 +116,18 @@ def execute(
     spending = meter(study, recipe.arm, gpus, runs_dir)
     attempt = open_attempt(study, arm, runs_dir, stage, gpus=gpus, **_manifest(recipe, service, client))
     cost = lambda: dict(wall_s=spending.wall_s, gpu_h=spending.gpu_h)
+    facts = {}
     try:
         spending.check()
         tell(state='running', step=0)
         end = train(recipe, service, client, tokenizer, attempt, _each(_printer(recipe.steps), lambda row: tell(state='running', step=row['step']+1), lambda row: spending.check()),
             _each(_draw_curve(recipe, attempt, tokenizer, curve), _grade_checkpoints(recipe, attempt, tokenizer, items)))
-        if full and not end.version: raise RuntimeError(f'{end.steps} steps, and the optimizer never stepped: every advantage was 0')
         facts = dict(steps=end.steps, version=end.version, sampler_path=end.sampler_path)
         if full: facts['eval'] = _evaluate(recipe, attempt, resolve(service.create_sampling_client(model_path=end.sampler_path)), tokenizer, items)
+        if full and not end.version: raise RuntimeError(f'{end.steps} steps, and the optimizer never stepped: every advantage was 0')
     except BaseException as e:
         status = 'interrupted' if isinstance(e, KeyboardInterrupt) else 'over_budget' if isinstance(e, OverBudget) else 'failed'
-        attempt.finish(status, cause=type(e).__name__, message=str(e), **cost())
+        attempt.finish(status, cause=type(e).__name__, message=str(e), **facts, **cost())
         tell(state='over_budget' if status=='over_budget' else 'failed', cause=f'{type(e).__name__}: {e}')
         raise
     result = attempt.finish('succeeded' if full else 'pilot', **facts, **cost())
