@@ -83,7 +83,7 @@ def executed_lag(
     rows,covered = _span(steps, max(first, lag), last)
     return Seen(sorted({r['lag'] for r in rows}), covered)
 
-# %% ../nbs/12_gates.ipynb #7790954f
+# %% ../nbs/12_gates.ipynb #8ba46c08
 def mean_k3(
     steps, # Rows of steps.jsonl
     span=(0, math.inf), # (first, last) step that counts
@@ -104,7 +104,7 @@ def kl_ratio(
     (a,covered),(b,_) = mean_k3(lagged, span), mean_k3(reference, span)
     if a is None or b is None: return Seen(None, f'{"lagged" if a is None else "reference"} arm: {covered if a is None else mean_k3(reference, span)[1]}')
     if b==0: return Seen(None, f'the KL at lag 0 is exactly 0 (sampler and trainer agree bit for bit), at the lag {a:.3g} nats; {covered}')
-    return Seen(a/b, f'{a:.3g} over {b:.3g} nats a token; {covered}')
+    return Seen(a/b, f'{a:.3g} over {b:.3g} nats a token{", which is float32 rounding" if b<1e-10 else ""}; {covered}')
 
 # %% ../nbs/12_gates.ipynb #c13013a6
 LOG_RATIO = tuple(f'{sign}log_ratio_{q}_nats' for sign in ('','abs_') for q in ('p90','p99','max'))
