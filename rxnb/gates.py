@@ -259,7 +259,7 @@ def baseline_correlation(
         if np.ptp(x)==0: return Seen(None, f'the {name} is constant ({x[0]:g}) over {len(latest)} prompts')
     return Seen(float(np.corrcoef(b, m)[0,1]), f'{len(latest)} prompts')
 
-# %% ../nbs/12_gates.ipynb #2be42bfa
+# %% ../nbs/12_gates.ipynb #2ffaace7
 @dataclass(frozen=True)
 class Pilot:
     "The rows of one arm's pilot."
@@ -280,6 +280,7 @@ def read_pilots(study, runs_dir=None) -> dict: # Arm -> Pilot, for every arm who
         out[a.name] = Pilot(a, read_rows(p/'steps.jsonl'), rollouts.where(rollouts.notna(), None).to_dict('records'), json.loads((p/'manifest.json').read_text(encoding='utf-8')), f'{a.name}/{p.name}')
     return out
 
+# %% ../nbs/12_gates.ipynb #7a282e6e
 @dataclass(frozen=True)
 class Evidence:
     "What all checks of a study are computed from."

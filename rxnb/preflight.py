@@ -325,7 +325,7 @@ def restoration(
         lines += [at_most(f'{a} and {first} at the start', float(np.abs(start[a]-start[first]).max()), atol), at_most(f'{a} and {first} after the same steps', float(np.abs(end[a]-end[first]).max()), atol)]
     return Result('restoration', tuple(lines))
 
-# %% ../nbs/13_preflight.ipynb #6d8d9991
+# %% ../nbs/13_preflight.ipynb #3694bb02
 def _answers(sampler, prompts, temperature, seeds, max_tokens):
     "Answers to prompts that are all in flight together: list of token tuples."
     from tinker import types
@@ -342,6 +342,7 @@ def _split_line(client, columns, loss, submit, rtol):
     if n is None: return Line('split invariance', 'unknown', 'a gradient norm', False, 'the endpoint reports none')
     return at_most(f'split invariance: {len(columns)} = {half} + {len(columns)-half}', n.apart/n.second if n.second else math.inf, rtol, 'relative distance of the gradients')
 
+# %% ../nbs/13_preflight.ipynb #176ac9bf
 def check_samplers(
     service, # A ServiceClient
     spec, # Of the study
@@ -371,9 +372,10 @@ def check_samplers(
     submit(client, columns, loss.name, loss.params).result()
     client.optim_step(types.AdamParams(learning_rate=.05, beta1=.9, beta2=.95, eps=1e-8, weight_decay=0., grad_clip_norm=0.)).result()
     live = resolve(service.create_sampling_client(model_path=client.save_weights_for_sampler(f'{stamp}-v1').result().path))
+    kept,moved = ask(frozen, 0., [0]*8)==together, ask(live, 0., [0]*8)!=together
     flips = float(np.mean([a!=b for a,b in zip(together, alone)]))
-    return Result('endpoint', (Line('frozen sampler after a step', 'unchanged' if ask(frozen, 0., [0]*8)==together else 'changed', 'unchanged', ask(frozen, 0., [0]*8)==together),
-        Line('new sampler after a large step', 'changed' if ask(live, 0., [0]*8)!=together else 'unchanged', 'changed', ask(live, 0., [0]*8)!=together, 'otherwise the line above says nothing'), split,
+    return Result('endpoint', (Line('frozen sampler after a step', 'unchanged' if kept else 'changed', 'unchanged', kept),
+        Line('new sampler after a large step', 'changed' if moved else 'unchanged', 'changed', moved, 'otherwise the line above says nothing'), split,
         at_most('on-policy: mean |log-ratio|, nats', float(apart.mean()), max_log_ratio, f'largest {apart.max():.2g} of {len(apart)} tokens'),
         at_most('greedy flip rate between batch shapes', flips, max_flips, 'eight at once against one by one'),
         Line('the same seed again', drawn==again, 'True', drawn==again), Line('another seed', drawn!=others, 'True', drawn!=others)))
