@@ -56,14 +56,13 @@ def sha256_of(
     "The sha256 of the canonical form."
     return hashlib.sha256(canonical_json(obj).encode()).hexdigest()
 
-# %% ../nbs/00_fields.ipynb #189615da
+# %% ../nbs/00_fields.ipynb #ced55d86
 class Task(Part):
     "Which problems; splits are never mixed: training and pilot see `train_split` only."
     name: str # A task of `rxnb.tasks`
     train_split: str # Prompts for rollouts
     eval_split: str # Items of the decision, read once, at the end
     reward: Literal['correct','partial']|None # Of `rxnb.rewards`: what the advantage is made of; the decision counts correct answers whatever it is
-    reward: Literal['correct','partial'] # Of `rxnb.rewards`: what the advantage is made of; the decision counts correct answers whatever it is
 
 class Dataset(Part):
     "Where the training problems come from, and how many the study counts on."
