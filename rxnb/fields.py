@@ -8,8 +8,8 @@ __all__ = ['Count', 'Whole', 'Positive', 'NonNegative', 'Share', 'Slug', 'Number
            'Eval', 'Curve', 'Criterion', 'PairedHoeffding', 'Threshold', 'Check', 'Calibration', 'ActivationGate',
            'Reference', 'LossTolerance', 'GradientTolerance', 'Tolerances', 'CodePath', 'CorrectnessPreflight',
            'RestoredOptimizer', 'RestoredArm', 'RestorationGroup', 'RestorationPreflight', 'Preflight',
-           'EffectiveConfig', 'Measurements', 'Feasibility', 'GenerationAudit', 'Features', 'Budget', 'Source', 'Spec',
-           'explain']
+           'EffectiveConfig', 'Measurements', 'Feasibility', 'GenerationAudit', 'Features', 'Budget', 'Source', 'Story',
+           'Spec', 'explain']
 
 # %% ../nbs/00_fields.ipynb #0cd34c79
 import difflib, hashlib, json
@@ -239,6 +239,7 @@ class Reference(Part):
         if self.status=='resolved' and not self.revision: raise ValueError(f'{self.id} is resolved, but has no revision')
         return self
 
+# %% ../nbs/00_fields.ipynb #81492640
 class LossTolerance(Part):
     "How far two values of a loss may be apart."
     atol: NonNegative
@@ -339,6 +340,7 @@ class GenerationAudit(Part):
     max_label_errors: Whole
     max_eval_overlaps: Whole
 
+# %% ../nbs/00_fields.ipynb #73ac94b9
 class Features(Part):
     "What kind of experiment it is."
     adaptive_selection: bool
@@ -364,8 +366,8 @@ class Source(Part):
     words: dict[str,str] # What it says in words and the spec says in fields, by path
 
 # %% ../nbs/00_fields.ipynb #f9732f07
-class Spec(Part):
-    "A study as it is registered."
+class Story(Part):
+    "What a study says in words."
     name: Slug # Also the folder of its runs
     title: str
     summary: str|None
@@ -377,6 +379,10 @@ class Spec(Part):
     caveat: str|None # What the study does not show
     success_criterion: str # In words
     primary_endpoint: str|None = None
+
+# %% ../nbs/00_fields.ipynb #fa4b9a6e
+class Spec(Story):
+    "A study as it is registered."
     base_model: str # As the endpoint knows it
     task: Task
     dataset: Dataset|None = None

@@ -313,6 +313,7 @@ def calibration_changes(
         if c.metric=='executed_sampler_lag_steps': out.update({f'activation_gate.checks.{c.metric}.{k}': value for k in ('min','max') if getattr(c, k)==cal.values[0]})
     return out
 
+# %% ../nbs/00_spec.ipynb #9018d228
 def is_calibration(
     study:Study, # Before the amendment
     changes:dict, # Dotted path -> new value
