@@ -361,13 +361,13 @@ def reach_of(
     need = lambda x: items_needed(x, w, alpha, bounds, n_criteria)
     return Reach(criterion, n, margin, h, margin+h, {x: need(x) for x in (.01,.03,.05)}, likely, need(likely-margin) if likely>margin else None, tuple(power))
 
-# %% ../nbs/16_decision.ipynb #9a810584
+# %% ../nbs/16_decision.ipynb #c0ef221f
 def reach(
     study, # A Study
-    plausible:float=None, # A true effect worth finding, see `reach_of`
+    plausible:float=None, # A true effect worth finding; the registered one, or else as in `reach_of`
     studies:int=300, # Simulated studies for the alternatives; 0 leaves them out
 ) -> Reaches:
     "What the study's rule can say with the items it has, before anything is spent."
     rule = study.decision_rule
     if rule is None or rule.method!='paired_hoeffding': return Reaches()
-    return Reaches(reach_of(c.id, study.spec.eval.n_examples, study.weights(c).values(), c.margin, rule.alpha, tuple(c.bounds), len(rule.criteria), plausible, studies=studies) for c in rule.criteria)
+    return Reaches(reach_of(c.id, study.spec.eval.n_examples, study.weights(c).values(), c.margin, rule.alpha, tuple(c.bounds), len(rule.criteria), c.plausible_effect if plausible is None else plausible, studies=studies) for c in rule.criteria)
