@@ -203,11 +203,23 @@ class Shrinkage(Estimator):
         b_PG,lam = shrinkage_baseline(r_PG, self.eps)
         return Advantages((r_PG-b_PG).ravel(), b_PG.ravel(), dict(lambda_mean=float(lam.mean()), lambda_min=float(lam.min()), lambda_max=float(lam.max())))
 
-# %% ../nbs/03b_baselines.ipynb #75632f40
+# %% ../nbs/03b_baselines.ipynb #063c7f30
 @dataclass
 class Critic(Estimator):
     "Reward less the value that a model gives its prompt."
+    lr:float # Learning rate of the critic: > 0
+    rank:int # Of its LoRA: >= 1
+    seed:int # Of its initial weights: >= 0
+    updates:int # Its optimizer steps a step: >= 1
+    suffix:str # What is asked after the prompt
+    yes:str # The answer of success: one token
+    no:str # The other: one token
     needs = ('value',)
+    def __post_init__(self):
+        in_range('lr', self.lr, '(0, inf)')
+        for name,least in dict(rank=1, seed=0, updates=1).items(): in_range(name, getattr(self, name), f'[{least}, inf)', whole=True)
+        for name in ('suffix','yes','no'):
+            if not isinstance(getattr(self, name), str): raise ValueError(f'{name} must be text, got {getattr(self, name)!r}')
     def __call__(self, rewards_B, prompt_ids_B, value):
         ids = list(prompt_ids_B)
         r,v = as_rewards(rewards_B, prompt_ids=ids), as_rewards(value, 'value', ids)
