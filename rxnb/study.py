@@ -93,7 +93,7 @@ def _teller(recipe, runs_dir, full):
     "A function that tells status.json about the arm; a pilot is not told."
     return lambda **k: update_status(recipe.study, runs_dir, recipe.arm.name, steps=recipe.steps, **k) if full else None
 
-# %% ../nbs/18_study.ipynb #3e76a933
+# %% ../nbs/18_study.ipynb #bbe3eab1
 def execute(
     study:Study, # What is registered
     arm:str, # Name of an arm
@@ -122,7 +122,7 @@ def execute(
         tell(state='running', step=0)
         end = train(recipe, service, client, tokenizer, attempt, _each(_printer(recipe.steps), lambda row: tell(state='running', step=row['step']+1), lambda row: spending.check()),
             _each(_draw_curve(recipe, attempt, tokenizer, curve), _grade_checkpoints(recipe, attempt, tokenizer, items)))
-        facts = dict(steps=end.steps, version=end.version, sampler_path=end.sampler_path)
+        facts = dict(steps=end.steps, version=end.version, sampler_path=end.sampler_path, critic_path=end.critic_path)
         if full: facts['eval'] = _evaluate(recipe, attempt, resolve(service.create_sampling_client(model_path=end.sampler_path)), tokenizer, items)
         if full and not end.version: raise RuntimeError(f'{end.steps} steps, and the optimizer never stepped: every advantage was 0')
     except BaseException as e:
@@ -265,8 +265,9 @@ def run_study(
         run_arm(spec, a.name, runs_dir, stage, base_url)
     return decide(study, runs_dir) if stage=='full' else None
 
-# %% ../nbs/18_study.ipynb #419b1d81
-KEPT = {'steps':None, 'curve':('step','item_id','correct'), 'eval':('item_id','correct','extracted','gold','reason','stop_reason','completion_tokens','text','grader')}
+# %% ../nbs/18_study.ipynb #d22eb221
+KEPT = {'steps':None, 'curve':('step','item_id','correct'), 'checkpoints':('step','item_id','correct'),
+    'eval':('item_id','correct','extracted','gold','reason','stop_reason','completion_tokens','text','grader')}
 
 def keep(
     study:Study, # What is registered
@@ -286,7 +287,7 @@ def keep(
             if not (source/f'{name}.jsonl').exists(): continue
             rows = read_rows(source/f'{name}.jsonl')
             (goal/f'{name}.jsonl').write_text(''.join(row_line({k: r[k] for k in columns or r})+'\n' for r in rows), encoding='utf-8')
-    for f in (study_dir(study, runs_dir)/f for f in ('sealed.json','amendments.jsonl')):
+    for f in (study_dir(study, runs_dir)/f for f in ('sealed.json','amendments.jsonl','gates.jsonl','preflight.json')):
         if f.exists(): shutil.copy(f, study_dir(study, to))
     write_json(study_dir(study, to)/'spec.json', study.raw)
     return study_dir(study, to)
