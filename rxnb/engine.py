@@ -6,7 +6,7 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #42123b19
+# %% ../nbs/07_engine.ipynb #19b67434
 import contextvars, hashlib, inspect, math, secrets, threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from fastcore.basics import patch
 
+from .fused import target_logp
 from .losses import torch_token_loss
 
 # %% ../nbs/07_engine.ipynb #64b11247
@@ -101,7 +102,7 @@ def _attention(module, query, key, value, attention_mask, scaling, dropout=0., s
     if softcap is not None or s_aux is not None: raise ValueError(f'{type(module).__name__} needs soft-capped attention or sinks, which the engine lacks')
     return attend.get()(query, key, value, scaling, sliding_window).transpose(1, 2).contiguous(), None
 
-# %% ../nbs/07_engine.ipynb #3c0bfd4f
+# %% ../nbs/07_engine.ipynb #82b3bd93
 ALPHA = 32
 SITES = dict(attn=('q_proj','k_proj','v_proj','o_proj','qkv_proj','in_proj_qkv','in_proj_z','in_proj_a','in_proj_b','in_proj_qkvz','in_proj_ba','out_proj'),
              mlp=('gate_proj','up_proj','down_proj','gate_up_proj'), unembed=('lm_head',))
@@ -111,7 +112,9 @@ class LoraLinear(nn.Linear):
     lora = None
     def forward(self, x):
         y = F.linear(x, self.weight, self.bias)
-        return y if self.lora is None else y + F.linear(F.linear(x, self.lora[0]), self.lora[1])
+        if self.lora is None: return y
+        if not x.is_cuda: return y + F.linear(F.linear(x, self.lora[0]), self.lora[1])
+        return torch.addmm(y.flatten(0,-2), F.linear(x, self.lora[0]).flatten(0,-2), self.lora[1].T).view(y.shape) # one pass over y less
 
 def _make_sites(model):
     "Turn the linear layers that can be adapted into `LoraLinear`, in place: {name: (layer, group)}."
@@ -133,19 +136,19 @@ def _pick_device(device):
     if device=='auto': return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     return torch.device(device)
 
-# %% ../nbs/07_engine.ipynb #30faa152
+# %% ../nbs/07_engine.ipynb #b5cc7597
 class Engine:
     "A frozen causal language model that trains and serves LoRA adapters; token ids only."
     def __init__(self,
         path,            # folder of a transformers model, or a hub id
         device='auto',   # 'auto' (CUDA where there is one), 'cpu', 'cuda', 'cuda:1'…
         dtype=None,      # None: float32 on CPU, bfloat16 on CUDA
-        micro_tokens:int=None # padded tokens of one forward pass in training; None: 4096 on CPU, 16384 on CUDA
+        micro_tokens:int=None # padded tokens of one forward pass in training, at most; None: 4096 on CPU, 8192 on CUDA
     ):
         from transformers import AttentionInterface
         self.path, self.device = str(path), _pick_device(device)
         self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype or (torch.bfloat16 if self.device.type=='cuda' else torch.float32)
-        self.micro_tokens = micro_tokens or (16384 if self.device.type=='cuda' else 4096)
+        self.micro_tokens = micro_tokens or (8192 if self.device.type=='cuda' else 4096)
         self.model = _load(path, self.dtype).to(self.device).eval().requires_grad_(False)
         self.backbone, self.head = self.model.get_decoder(), self.model.get_output_embeddings()
         self.config, self.lock = self.model.config.get_text_config(), threading.RLock()
@@ -159,6 +162,8 @@ class Engine:
         AttentionInterface.register('rxnb', _attention); self.model.set_attn_implementation('rxnb')
         self.sites = _make_sites(self.model)
         self.head = self.model.get_output_embeddings()
+        _fuse_norms(self.model); self.recompute = False
+        for l in self.backbone.layers: _recomputing(self, l)
         _check_probe(self, probe, want)
 
     def hidden(self, ids, cache=None, positions=None):
@@ -166,6 +171,23 @@ class Engine:
         kw = {} if cache is None else {self.cache_arg:cache}
         return self.backbone(input_ids=ids, position_ids=positions, use_cache=cache is not None, **kw).last_hidden_state
     def __repr__(self): return f'Engine({Path(self.path).name!r}, {self.device}, {str(self.dtype)[6:]}, vocab_size={self.vocab_size}, max_context={self.max_context}, eos_ids={sorted(self.eos_ids)})'
+
+# %% ../nbs/07_engine.ipynb #e6b3bd1a
+_NORMS = ('LlamaRMSNorm', 'MistralRMSNorm', 'Qwen2RMSNorm', 'Qwen3RMSNorm')
+
+class _FusedNorm(nn.Module):
+    def forward(self, x): return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+def _fuse_norms(model):
+    for m in model.modules():
+        if type(m).__name__ in _NORMS and m.weight.is_cuda: m.__class__ = _FusedNorm
+
+def _recomputing(engine, layer):
+    plain = layer.forward
+    def forward(*args, **kw):
+        if engine.recompute and torch.is_grad_enabled(): return checkpoint(plain, *args, use_reentrant=False, **kw)
+        return plain(*args, **kw)
+    layer.forward = forward
 
 # %% ../nbs/07_engine.ipynb #075a68a8
 def _eos_ids(model):
@@ -310,13 +332,14 @@ def _check_datum(engine, i, d, name, params):
     two = lambda x: x if x.ndim==2 else x[:,None]
     return _Item(i, tokens, two(y), y.ndim==1, two(live), two(w), {k:two(v) for k,v in per.items()})
 
-# %% ../nbs/07_engine.ipynb #1fd3b90e
+# %% ../nbs/07_engine.ipynb #86f94900
 def _score(head, h, y):
     "log p of ids `y` [R,K] given final states `h` [R,H], float32."
     z = head(h).float()
     return z.gather(-1, y) - z.logsumexp(-1, keepdim=True)
 
 def _score_chunks(head, h, y, budget=2**26):
+    if h.is_cuda and len(h): return target_logp(h, head, y)
     rows = max(16, budget//head.weight.shape[0])
     if len(h)<=rows or not torch.is_grad_enabled(): parts = [_score(head, a, b) for a,b in zip(h.split(rows), y.split(rows))]
     else: parts = [checkpoint(_score, head, a, b, use_reentrant=False) for a,b in zip(h.split(rows), y.split(rows))]
@@ -336,6 +359,25 @@ def _flatten(batch, key, device):
     xs = [getattr(it, key) if hasattr(it, key) else it.per_token[key] for it in batch]
     K = max(x.shape[1] for x in xs)
     return torch.as_tensor(np.concatenate([np.pad(x, ((0,0),(0,K-x.shape[1]))) for x in xs]), device=device)
+
+# %% ../nbs/07_engine.ipynb #b8535459
+def _token_bytes(engine, lora):
+    "Bytes that a forward pass keeps for the backward pass, by token: measured once a rank, on 512 tokens."
+    known = vars(engine).setdefault('token_bytes', {})
+    if lora.rank not in known:
+        with torch.enable_grad():
+            engine.mount(lora.adapters(engine.dtype)); before = torch.cuda.memory_allocated(engine.device)
+            h = engine.hidden(torch.zeros(4, 128, dtype=torch.int64, device=engine.device))
+            known[lora.rank] = (torch.cuda.memory_allocated(engine.device)-before)/512
+    return known[lora.rank]
+
+def _fitting(engine, lora, items):
+    "Padded tokens of a micro-batch, and whether layers must recompute for the longest sequence to fit."
+    if engine.device.type!='cuda': return engine.micro_tokens, engine.recompute
+    per, longest = _token_bytes(engine, lora), max(len(it.tokens) for it in items)
+    free = torch.cuda.mem_get_info(engine.device)[0]+torch.cuda.memory_reserved(engine.device)-torch.cuda.memory_allocated(engine.device)
+    fit = int(.8*free/(1.5*per))                                   # half as much again while the backward pass runs
+    return (min(engine.micro_tokens, fit), False) if fit>=longest else (longest, True)
 
 # %% ../nbs/07_engine.ipynb #dfac4b6e
 def _final_states(engine, batch):
@@ -384,7 +426,7 @@ def _run_batch(engine, lora, batch, name, params, backward):
             grads = dict(zip(lora.params, torch.autograd.grad(losses.sum(), list(lora.params.values()), allow_unused=True)))
     return logp.detach().cpu().numpy(), losses.detach(), grads
 
-# %% ../nbs/07_engine.ipynb #7d80e34a
+# %% ../nbs/07_engine.ipynb #a240d9fb
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -400,10 +442,11 @@ def forward_backward(self:Engine,
     items = [_check_datum(self, i, d, loss_fn, params) for i,d in enumerate(data)]
     out, total, grads = [None]*len(items), 0., {n:torch.zeros_like(p) for n,p in lora.params.items()} if backward else None
     with self.lock:
-        for batch in _micro_batches(items, self.micro_tokens):
+        budget, self.recompute = _fitting(self, lora, items) if backward else (self.micro_tokens, False)
+        for batch in _micro_batches(items, budget):
             logp, losses, g = _run_batch(self, lora, batch, loss_fn, params, backward)
             total += float(losses.double().sum())
-            for n,x in (g or {}).items(): grads[n] += 0 if x is None else x
+            if g: torch._foreach_add_([grads[n] for n,x in g.items() if x is not None], [x for x in g.values() if x is not None])
             for it in batch:
                 mine, logp = logp[:len(it.tokens)], logp[len(it.tokens):]
                 out[it.i] = mine[:,0].copy() if it.flat else mine[:,:it.targets.shape[1]].copy()
@@ -411,8 +454,9 @@ def forward_backward(self:Engine,
     return out, {'loss:sum':total, 'live_tokens:sum':float(sum(it.live.sum() for it in items))}
 
 def _keep(lora, grads):
-    bad = [n for n,g in grads.items() if not g.isfinite().all()]
-    if bad: raise ValueError(f'the gradient is not finite at {bad[0]} ({len(bad)} of {len(grads)} tensors); it was not kept')
+    if not bool(torch.stack(torch._foreach_norm(list(grads.values()))).isfinite().all()):
+        bad = [n for n,g in grads.items() if not g.isfinite().all()] or ['all of it: its norm overflows']
+        raise ValueError(f'the gradient is not finite at {bad[0]} ({len(bad)} of {len(grads)} tensors); it was not kept')
     lora.grads = grads if lora.grads is None else {n:lora.grads[n]+g for n,g in grads.items()}
 
 # %% ../nbs/07_engine.ipynb #96639679
