@@ -6,7 +6,7 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #19b67434
+# %% ../nbs/07_engine.ipynb #e8edd55f
 import contextvars, hashlib, inspect, math, secrets, threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from fastcore.basics import patch
 
 from .fused import target_logp
 from .losses import torch_token_loss
+from .paged import checked, grads as fast_grads, no_grads, states
 
 # %% ../nbs/07_engine.ipynb #64b11247
 _SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
@@ -136,7 +137,7 @@ def _pick_device(device):
     if device=='auto': return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     return torch.device(device)
 
-# %% ../nbs/07_engine.ipynb #b5cc7597
+# %% ../nbs/07_engine.ipynb #fb14fd25
 class Engine:
     "A frozen causal language model that trains and serves LoRA adapters; token ids only."
     def __init__(self,
@@ -148,6 +149,7 @@ class Engine:
         from transformers import AttentionInterface
         self.path, self.device = str(path), _pick_device(device)
         self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype or (torch.bfloat16 if self.device.type=='cuda' else torch.float32)
+        if self.device.type=='cuda': torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False # partial sums stay in float32
         self.micro_tokens = micro_tokens or (8192 if self.device.type=='cuda' else 4096)
         self.model = _load(path, self.dtype).to(self.device).eval().requires_grad_(False)
         self.backbone, self.head = self.model.get_decoder(), self.model.get_output_embeddings()
@@ -164,7 +166,9 @@ class Engine:
         self.head = self.model.get_output_embeddings()
         _fuse_norms(self.model); self.recompute = False
         for l in self.backbone.layers: _recomputing(self, l)
+        self.head_site = next((n for n,(m,_) in self.sites.items() if m is self.head), None)
         _check_probe(self, probe, want)
+        self.fast = checked(self) if self.device.type=='cuda' else None
 
     def hidden(self, ids, cache=None, positions=None):
         "Final hidden states [B,L,H] of right-padded ids [B,L]; with a cache the keys and values go through it."
@@ -189,7 +193,7 @@ def _recomputing(engine, layer):
         return plain(*args, **kw)
     layer.forward = forward
 
-# %% ../nbs/07_engine.ipynb #075a68a8
+# %% ../nbs/07_engine.ipynb #dbbd4a70
 def _eos_ids(model):
     ids = getattr(model.generation_config, 'eos_token_id', None)
     if ids is None: ids = model.config.get_text_config().eos_token_id
@@ -197,11 +201,11 @@ def _eos_ids(model):
 
 def _check_probe(engine, ids, want):
     with torch.inference_mode(): got = engine.head(engine.hidden(ids))
-    tol = (1e-3 if engine.dtype==torch.float32 else .1)*want.float().std()
-    if (d:=(got.float()-want.float()).abs().max()) > tol:
+    far = (got.float()-want.float()).abs(); d = far.max() if engine.dtype==torch.float32 else far.square().mean().sqrt()
+    if not d <= (1e-3 if engine.dtype==torch.float32 else .1)*want.float().std():
         raise ValueError(f'{engine.path!r} is not a plain stack of layers under an output matrix: its logits differ by {d:.2g} from those the engine computes')
 
-# %% ../nbs/07_engine.ipynb #5c2ebdd4
+# %% ../nbs/07_engine.ipynb #f63c0db1
 @dataclass
 class Lora:
     "A trainable adapter: float32 masters, accumulated gradient, AdamW moments."
@@ -214,9 +218,9 @@ class Lora:
     v: dict = field(default_factory=dict)           # second moments
     @property
     def sites(self): return [n[:-7] for n in self.params if n.endswith('.lora_A')]
-    def adapters(self, dtype):
-        "{site: (A, B·alpha/r)} in the base model's type, tied to the masters' graph."
-        return {s:(self.params[f'{s}.lora_A'].to(dtype), (self.params[f'{s}.lora_B']*(ALPHA/self.rank)).to(dtype)) for s in self.sites}
+    def adapters(self, dtype, sites=None):
+        "{site: (A, B·alpha/r)} in the base model's type, tied to the masters' graph; of some sites or of all."
+        return {s:(self.params[f'{s}.lora_A'].to(dtype), (self.params[f'{s}.lora_B']*(ALPHA/self.rank)).to(dtype)) for s in (self.sites if sites is None else sites)}
     def __repr__(self): return f'Lora(rank={self.rank}, seed={self.seed}, {len(self.sites)} sites, {sum(p.numel() for p in self.params.values()):,} parameters, step={self.step})'
 
 # %% ../nbs/07_engine.ipynb #083f11e5
@@ -360,14 +364,19 @@ def _flatten(batch, key, device):
     K = max(x.shape[1] for x in xs)
     return torch.as_tensor(np.concatenate([np.pad(x, ((0,0),(0,K-x.shape[1]))) for x in xs]), device=device)
 
-# %% ../nbs/07_engine.ipynb #b8535459
+# %% ../nbs/07_engine.ipynb #40ce7944
+def _hidden(engine, ids):
+    "Final hidden states [B,L,H], by the fast way where the model takes it."
+    return states(engine.fast, ids, causal_attention, engine.recompute) if engine.fast else engine.hidden(ids)
+
 def _token_bytes(engine, lora):
     "Bytes that a forward pass keeps for the backward pass, by token: measured once a rank, on 512 tokens."
     known = vars(engine).setdefault('token_bytes', {})
     if lora.rank not in known:
         with torch.enable_grad():
-            engine.mount(lora.adapters(engine.dtype)); before = torch.cuda.memory_allocated(engine.device)
-            h = engine.hidden(torch.zeros(4, 128, dtype=torch.int64, device=engine.device))
+            if not engine.fast: engine.mount(lora.adapters(engine.dtype))
+            before = torch.cuda.memory_allocated(engine.device)
+            h = _hidden(engine, torch.zeros(4, 128, dtype=torch.int64, device=engine.device))
             known[lora.rank] = (torch.cuda.memory_allocated(engine.device)-before)/512
     return known[lora.rank]
 
@@ -379,13 +388,13 @@ def _fitting(engine, lora, items):
     fit = int(.8*free/(1.5*per))                                   # half as much again while the backward pass runs
     return (min(engine.micro_tokens, fit), False) if fit>=longest else (longest, True)
 
-# %% ../nbs/07_engine.ipynb #dfac4b6e
+# %% ../nbs/07_engine.ipynb #96e9e9cc
 def _final_states(engine, batch):
     "Final hidden states of all real tokens of a batch, in order: [rows, H]."
     n = max(len(it.tokens) for it in batch)
     ids = torch.as_tensor(np.stack([np.pad(it.tokens, (0, n-len(it.tokens))) for it in batch]), device=engine.device)
     real = torch.as_tensor(np.stack([np.arange(n)<len(it.tokens) for it in batch]), device=engine.device)
-    return engine.hidden(ids)[real]
+    return _hidden(engine, ids)[real]
 
 def _locate(batch, bad):
     "Datum index and position of the first true element of `bad` [rows, K]."
@@ -409,11 +418,13 @@ def _batch_loss(batch, logp, live, name, params):
     if own: params = {k:pick(k) if k in own else torch.full_like(q[live], v) for k,v in params.items()}
     return torch_token_loss(name, logp[live], q[live], pick('advantages'), **params)*pick('weights')
 
-# %% ../nbs/07_engine.ipynb #aed14afd
+# %% ../nbs/07_engine.ipynb #a4d52441
 def _run_batch(engine, lora, batch, name, params, backward):
     "One micro-batch: log-probabilities [rows,K], per-token losses, and the gradient by parameter (or None)."
+    fast, sites = engine.fast, lora.sites if lora else []
+    if fast: sites = [s for s in sites if s==engine.head_site]          # the others' gradients gather in the fast way itself
     with torch.set_grad_enabled(backward):
-        engine.mount(lora.adapters(engine.dtype) if lora else {})
+        engine.mount(lora.adapters(engine.dtype, sites) if lora else {})
         h = _final_states(engine, batch)
         live, y = _flatten(batch, 'live', h.device), _flatten(batch, 'targets', h.device)
         rows = live.any(-1)
@@ -423,10 +434,12 @@ def _run_batch(engine, lora, batch, name, params, backward):
         losses = _batch_loss(batch, logp, live, name, params)
         grads = None
         if backward and live.any():
-            grads = dict(zip(lora.params, torch.autograd.grad(losses.sum(), list(lora.params.values()), allow_unused=True)))
+            names = [f'{s}.lora_{ab}' for s in sites for ab in 'AB']
+            found = torch.autograd.grad(losses.sum(), [lora.params[n] for n in names]+([fast.root] if fast else []), allow_unused=True)
+            grads = dict(zip(names, found))
     return logp.detach().cpu().numpy(), losses.detach(), grads
 
-# %% ../nbs/07_engine.ipynb #a240d9fb
+# %% ../nbs/07_engine.ipynb #1ba6457d
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -442,6 +455,7 @@ def forward_backward(self:Engine,
     items = [_check_datum(self, i, d, loss_fn, params) for i,d in enumerate(data)]
     out, total, grads = [None]*len(items), 0., {n:torch.zeros_like(p) for n,p in lora.params.items()} if backward else None
     with self.lock:
+        if self.fast: _begin(self, lora)
         budget, self.recompute = _fitting(self, lora, items) if backward else (self.micro_tokens, False)
         for batch in _micro_batches(items, budget):
             logp, losses, g = _run_batch(self, lora, batch, loss_fn, params, backward)
@@ -450,8 +464,13 @@ def forward_backward(self:Engine,
             for it in batch:
                 mine, logp = logp[:len(it.tokens)], logp[len(it.tokens):]
                 out[it.i] = mine[:,0].copy() if it.flat else mine[:,:it.targets.shape[1]].copy()
+        if backward and self.fast: grads |= {f'{s}.lora_{ab}':g*c for s,gs in fast_grads(self.fast).items() for ab,g,c in zip('AB', gs, (1., ALPHA/lora.rank))}
         if backward: _keep(lora, grads)
     return out, {'loss:sum':total, 'live_tokens:sum':float(sum(it.live.sum() for it in items))}
+
+def _begin(engine, lora):
+    "Mount an adapter, or none, in the fast way, and begin its gradient."
+    with torch.no_grad(): engine.fast.mount(*(lora.rank, lora.adapters(engine.dtype)) if lora else (0, {})); no_grads(engine.fast)
 
 def _keep(lora, grads):
     if not bool(torch.stack(torch._foreach_norm(list(grads.values()))).isfinite().all()):
@@ -493,7 +512,7 @@ def optim_step(self:Engine,
         lora.step, lora.grads = t, None
     return {'unclipped_grad_l2:mean':norm}
 
-# %% ../nbs/07_engine.ipynb #6acfded2
+# %% ../nbs/07_engine.ipynb #9765df62
 @patch
 def score(self:Engine,
     snap:Snapshot, # whose log-probabilities
@@ -504,6 +523,7 @@ def score(self:Engine,
     item = _Item(0, t[:-1], t[1:,None], True, None, None, {})
     with self.lock, torch.inference_mode():
         self.mount(snap.adapters)
+        if self.fast: self.fast.load(snap)
         return _score_chunks(self.head, _final_states(self, [item]), torch.as_tensor(item.targets, device=self.device))[:,0].cpu().numpy()
 
 # %% ../nbs/07_engine.ipynb #924c600a

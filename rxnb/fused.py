@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['BLOCK', 'POS', 'TOKEN', 'ACTIVE', 'INDEX', 'DRAWN', 'SEED', 'TEMPERATURE', 'TICK', 'TABLE', 'add_norm',
-           'rotate_and_store', 'splits', 'paged_attention', 'gate', 'draw', 'target_logp']
+           'rotate_and_store', 'splits', 'paged_attention', 'gate', 'draw', 'target_logp', 'AddNorm', 'Turn', 'Gate',
+           'Widen']
 
 # %% ../nbs/06a_fused.ipynb #77597333
 import math
@@ -22,30 +23,31 @@ else:
 
 def _pow2(n): return 1<<max(0, n-1).bit_length()
 
-# %% ../nbs/06a_fused.ipynb #b7703977
+# %% ../nbs/06a_fused.ipynb #793141b1
 @jit
-def _norm_kernel(h, y, w, out, stride, eps, H:'tl.constexpr', BLOCK:'tl.constexpr', ADD:'tl.constexpr'):
+def _norm_kernel(h, y, into, w, out, stride, eps, H:'tl.constexpr', BLOCK:'tl.constexpr', ADD:'tl.constexpr'):
     r, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     m = c<H
     v = tl.load(h+r*H+c, mask=m, other=0.).to(tl.float32)
     if ADD:
         v = (v+tl.load(y+r*H+c, mask=m, other=0.).to(tl.float32)).to(h.dtype.element_ty)
-        tl.store(h+r*H+c, v, mask=m)
+        tl.store(into+r*H+c, v, mask=m)
         v = v.to(tl.float32)
     s = tl.rsqrt(tl.sum(v*v, 0)/H+eps)
     tl.store(out+r*stride+c, (v*s*tl.load(w+c, mask=m, other=0.).to(tl.float32)).to(out.dtype.element_ty), mask=m)
 
 def add_norm(
-    h,      # residual stream [R,H], contiguous; becomes h+y
+    h,      # residual stream [R,H], contiguous
     y,      # what a layer adds to it [R,H]; None: nothing
     w,      # scale [H]
     eps:float,
-    out     # [R,H], rows may be farther apart than H
+    out,    # [R,H], rows may be farther apart than H
+    into=None # where the sum goes; None: it replaces h
 ):
     "Add to the residual stream and write its RMS norm to `out`."
-    R, H = h.shape
-    if h.is_cuda: _norm_kernel[(R,)](h, h if y is None else y, w, out, out.stride(0), eps, H, _pow2(H), y is not None, num_warps=4); return
-    if y is not None: h += y
+    (R, H), into = h.shape, h if into is None else into
+    if h.is_cuda: _norm_kernel[(R,)](h, h if y is None else y, into, w, out, out.stride(0), eps, H, _pow2(H), y is not None, num_warps=4); return
+    if y is not None: h = torch.add(h, y, out=into)
     v = h.float(); out.copy_((v*torch.rsqrt(v.pow(2).mean(-1, keepdim=True)+eps)*w.float()).to(out.dtype))
 
 # %% ../nbs/06a_fused.ipynb #5fc14a0a
@@ -214,7 +216,7 @@ def gate(
     if gu.is_cuda: _gate_kernel[(R, -(-I//1024))](gu, out, out.stride(0), I, 1024, num_warps=4); return
     a, b = gu.chunk(2, -1); out.copy_(F.silu(a)*b)
 
-# %% ../nbs/06a_fused.ipynb #950fb70f
+# %% ../nbs/06a_fused.ipynb #9ded7abc
 @jit
 def _sums_kernel(z, V, state, width, top, one, warm, arg, NB, B:'tl.constexpr', TEMP:'tl.constexpr'):
     r, b = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -230,7 +232,7 @@ def _sums_kernel(z, V, state, width, top, one, warm, arg, NB, B:'tl.constexpr', 
     tl.store(arg+r*NB+b, tl.argmax(x, 0))
 
 @jit
-def _draw_kernel(z, V, state, width, top, one, warm, arg, tokens, logps, W, NB, B:'tl.constexpr', NBP:'tl.constexpr'):
+def _draw_kernel(z, V, state, width, top, one, warm, arg, tokens, logps, W, x, M_, D, NB, B:'tl.constexpr', NBP:'tl.constexpr', DP:'tl.constexpr'):
     r = tl.program_id(0).to(tl.int64)
     st = state+r*width
     T = tl.load(st+7).to(tl.float32, bitcast=True)
@@ -249,15 +251,16 @@ def _draw_kernel(z, V, state, width, top, one, warm, arg, tokens, logps, W, NB, 
     pick = tl.minimum(tl.sum(((cum<=goal)&(b<NB)).to(tl.int32), 0), NB-1)
     before = tl.sum(tl.where(b<pick, w, 0.), 0)
     c = tl.arange(0, B)
-    x = tl.load(z+r*V+pick*B+c, mask=pick*B+c<V, other=float('-inf')).to(tl.float32)
-    e = tl.exp((x-M)*heat).to(tl.float64)
+    e = tl.exp((tl.load(z+r*V+pick*B+c, mask=pick*B+c<V, other=float('-inf')).to(tl.float32)-M)*heat).to(tl.float64)
     j = tl.sum((tl.cumsum(e, 0)+before<=goal).to(tl.int32), 0)
     j = tl.minimum(j, tl.max(tl.where(e>0, c, 0), 0))
     best = tl.argmax(m, 0)
     token = tl.where(T==0, best*B+tl.load(arg+r*NB+best), pick*B+j)
     tick, active = tl.load(st+8), tl.load(st+2)
     tl.store(tokens+r*W+tick, token)
-    tl.store(logps+r*W+tick, tl.load(z+r*V+token).to(tl.float32)-lse)
+    k = tl.arange(0, DP)
+    own = tl.sum(tl.load(x+r*D+k, mask=k<D, other=0.).to(tl.float32)*tl.load(M_+token.to(tl.int64)*D+k, mask=k<D, other=0.).to(tl.float32), 0)
+    tl.store(logps+r*W+tick, own-lse)
     tl.store(st+1, token)
     tl.store(st+0, tl.load(st+0)+active)
     tl.store(st+4, drawn+active)
@@ -278,21 +281,22 @@ def draw(
     state,  # int32 [R, 16+blocks]; its rows move on by one token
     tokens, # int64 [R,W]: column TICK is written
     logps,  # float32 [R,W]: the same, of the logits at temperature 1
-    scratch # float32 [4,R,blocks of 1024 ids]
+    scratch,# float32 [4,R,blocks of 1024 ids]
+    x, W    # what the logits are made of: z = xWᵀ, contiguous
 ):
     "Draw each row's next token and move its state on."
-    (R, V), W, NB = z.shape, tokens.shape[1], scratch.shape[2]
+    (R, V), n, NB = z.shape, tokens.shape[1], scratch.shape[2]
     if z.is_cuda:
         _sums_kernel[(R, NB)](z, V, state, state.stride(0), *scratch[:3], scratch[3].view(torch.int32), NB, 1024, TEMPERATURE, num_warps=4)
-        _draw_kernel[(R,)](z, V, state, state.stride(0), *scratch[:3], scratch[3].view(torch.int32), tokens, logps, W, NB, 1024, _pow2(NB), num_warps=4); return
+        _draw_kernel[(R,)](z, V, state, state.stride(0), *scratch[:3], scratch[3].view(torch.int32), tokens, logps, n, x, W, x.shape[1], NB, 1024, _pow2(NB), _pow2(x.shape[1]), num_warps=4); return
     z = z.float(); T = state[:,TEMPERATURE].contiguous().view(torch.float32)[:,None]
     c = (z/torch.where(T>0, T, 1)).softmax(-1).cumsum(-1, dtype=torch.float64)
     token = torch.where(T==0, z.argmax(-1, keepdim=True), torch.searchsorted(c, _uniform(state)[:,None]*c[:,-1:], right=True))
     tick = state[:,TICK,None].long()
-    tokens.scatter_(1, tick, token); logps.scatter_(1, tick, z.log_softmax(-1).gather(1, token))
-    state[:,TOKEN] = token[:,0].int(); state[:,POS] += state[:,ACTIVE]; state[:,DRAWN] += state[:,ACTIVE]; state[:,TICK] = (state[:,TICK]+1)%W
+    tokens.scatter_(1, tick, token); logps.scatter_(1, tick, (x.float()*W[token[:,0]].float()).sum(-1, keepdim=True)-z.logsumexp(-1, keepdim=True))
+    state[:,TOKEN] = token[:,0].int(); state[:,POS] += state[:,ACTIVE]; state[:,DRAWN] += state[:,ACTIVE]; state[:,TICK] = (state[:,TICK]+1)%n
 
-# %% ../nbs/06a_fused.ipynb #c63669e4
+# %% ../nbs/06a_fused.ipynb #e3e7b85e
 @jit
 def _lse_kernel(z, stride, V, lse, B:'tl.constexpr'):
     r = tl.program_id(0).to(tl.int64)
@@ -334,12 +338,32 @@ def _to_dlogits(z, lse, y, g):
     _dlogits_kernel[(len(z), -(-z.shape[1]//4096))](z, z.stride(0), z.shape[1], lse, y, g, y.shape[1], 4096, num_warps=8)
     return z
 
+@jit
+def _target_kernel(h, W, ha, B, bias, y, out, H, r, K, HP:'tl.constexpr', RP:'tl.constexpr', LORA:'tl.constexpr', BIAS:'tl.constexpr'):
+    n, k = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    v = tl.load(y+n*K+k)
+    i = tl.arange(0, HP)
+    z = tl.sum(tl.load(h+n*H+i, mask=i<H, other=0.).to(tl.float32)*tl.load(W+v*H+i, mask=i<H, other=0.).to(tl.float32), 0)
+    if LORA:
+        j = tl.arange(0, RP)
+        z += tl.sum(tl.load(ha+n*r+j, mask=j<r, other=0.).to(tl.float32)*tl.load(B+v*r+j, mask=j<r, other=0.).to(tl.float32), 0)
+    if BIAS: z += tl.load(bias+v).to(tl.float32)
+    tl.store(out+n*K+k, z)
+
+def _target_logit(z, h, W, bias, A, B, y):
+    "Logits of the targets in float32 [n,K]; on CUDA computed anew, for `z` is rounded."
+    if not z.is_cuda: return z.gather(1, y).float()
+    (n, K), H, r, out = y.shape, h.shape[1], 0 if A is None else len(A), torch.empty(y.shape, device=z.device)
+    ha = h if A is None else F.linear(h, A)
+    _target_kernel[(n, K)](h, W, ha, W if A is None else B.contiguous(), W if bias is None else bias, y, out, H, r, K, _pow2(H), _pow2(max(r, 2)), A is not None, bias is not None, num_warps=4)
+    return out
+
 class _TargetLogp(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, W, bias, A, B, y, rows):
         ctx.rows, outs, lses = rows, [], []
         for hc,yc in zip(h.split(rows), y.split(rows)):
-            z = _head(hc, W, bias, A, B); lses.append(_log_sum_exp(z)); outs.append(z.gather(1, yc).float()-lses[-1][:,None])
+            z = _head(hc, W, bias, A, B); lses.append(_log_sum_exp(z)); outs.append(_target_logit(z, hc, W, bias, A, B, yc)-lses[-1][:,None])
         ctx.save_for_backward(h, W, bias, A, B, y, torch.cat(lses))
         return torch.cat(outs)
     @staticmethod
@@ -365,4 +389,136 @@ def target_logp(
 ):
     "float32 log-probabilities [n,K], differentiable by `h` and the adapter."
     A, B = getattr(head, 'lora', None) or (None, None)
-    return _TargetLogp.apply(h, head.weight, head.bias, A, B, y, max(16, numbers//head.weight.shape[0]))
+    return _TargetLogp.apply(h.contiguous(), head.weight, head.bias, A, B, y.contiguous(), max(16, numbers//head.weight.shape[0]))
+
+# %% ../nbs/06a_fused.ipynb #d6048fd3
+@jit
+def _norm_back_kernel(h, w, dx, stride, dh, out, eps, H:'tl.constexpr', BLOCK:'tl.constexpr'):
+    r, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    m = c<H
+    v = tl.load(h+r*H+c, mask=m, other=0.).to(tl.float32)
+    g = tl.load(dx+r*stride+c, mask=m, other=0.).to(tl.float32)*tl.load(w+c, mask=m, other=0.).to(tl.float32)
+    s = tl.rsqrt(tl.sum(v*v, 0)/H+eps)
+    d = s*(g-v*s*(tl.sum(g*v*s, 0)/H))+tl.load(dh+r*H+c, mask=m, other=0.).to(tl.float32)
+    tl.store(out+r*H+c, d.to(out.dtype.element_ty), mask=m)
+
+class AddNorm(torch.autograd.Function):
+    "(h, y, w, eps, width) -> (h+y, its norm in a matrix of `width` columns, in the type of w); y may be None."
+    @staticmethod
+    def forward(ctx, h, y, w, eps, width):
+        h2, x = h.view_as(h) if y is None else torch.empty_like(h), torch.empty(len(h), width, dtype=w.dtype, device=h.device)
+        add_norm(h, y, w, eps, x[:,:h.shape[1]], h2)
+        ctx.save_for_backward(h2, w); ctx.eps, ctx.kind = eps, None if y is None else y.dtype
+        return h2, x
+    @staticmethod
+    def backward(ctx, dh, dx):
+        h, w = ctx.saved_tensors; (R, H), out = h.shape, torch.empty_like(h)
+        if h.is_cuda: _norm_back_kernel[(R,)](h, w, dx, dx.stride(0), dh.contiguous(), out, ctx.eps, H, _pow2(H), num_warps=4)
+        else:
+            v, g = h.float(), dx[:,:H].float()*w.float(); s = torch.rsqrt(v.pow(2).mean(-1, keepdim=True)+ctx.eps)
+            out.copy_((s*(g-v*s*(g*v*s).mean(-1, keepdim=True))).to(h.dtype)+dh)
+        return out, None if ctx.kind is None else out.to(ctx.kind), None, None, None
+
+# %% ../nbs/06a_fused.ipynb #0ca0cab6
+@jit
+def _turn_kernel(x, pos, cos, sin, norms, eps, g, out, HT:'tl.constexpr', HQ:'tl.constexpr', HK:'tl.constexpr', D:'tl.constexpr', HEADS:'tl.constexpr', HALF:'tl.constexpr', NORM:'tl.constexpr', BACK:'tl.constexpr'):
+    r, hd, i = tl.program_id(0).to(tl.int64), tl.arange(0, HEADS)[:,None], tl.arange(0, HALF)[None,:]
+    half, m, turn = D//2, (hd<HT)&(i<D//2), hd<HQ+HK
+    at = (r*HT+hd)*D+i
+    src = g if BACK else x
+    a = tl.load(src+at, mask=m, other=0.).to(tl.float32)
+    b = tl.load(src+at+half, mask=m, other=0.).to(tl.float32)
+    p = tl.load(pos+r)
+    co = tl.load(cos+p*half+i, mask=i<half, other=0.).to(tl.float32)
+    si = tl.load(sin+p*half+i, mask=i<half, other=0.).to(tl.float32)
+    if NORM:
+        w = (hd>=HQ).to(tl.int32)*D+i
+        w1 = tl.load(norms+w, mask=m&turn, other=0.).to(tl.float32)
+        w2 = tl.load(norms+w+half, mask=m&turn, other=0.).to(tl.float32)
+    if BACK:
+        a2 = a*co+b*si
+        b2 = b*co-a*si
+        if NORM:
+            u = tl.load(x+at, mask=m, other=0.).to(tl.float32)
+            v = tl.load(x+at+half, mask=m, other=0.).to(tl.float32)
+            s = tl.rsqrt((tl.sum(u*u, 1)+tl.sum(v*v, 1))/D+eps)[:,None]
+            a2 = a2*w1
+            b2 = b2*w2
+            c = (tl.sum(a2*u, 1)+tl.sum(b2*v, 1))[:,None]*s*s/D
+            a2 = s*(a2-u*c)
+            b2 = s*(b2-v*c)
+    else:
+        a1 = a
+        b1 = b
+        if NORM:
+            s = tl.rsqrt((tl.sum(a*a, 1)+tl.sum(b*b, 1))/D+eps)[:,None]
+            a1 = (a*s*w1).to(x.dtype.element_ty).to(tl.float32)
+            b1 = (b*s*w2).to(x.dtype.element_ty).to(tl.float32)
+        a2 = a1*co-b1*si
+        b2 = b1*co+a1*si
+    tl.store(out+at, tl.where(turn, a2, a).to(out.dtype.element_ty), mask=m)
+    tl.store(out+at+half, tl.where(turn, b2, b).to(out.dtype.element_ty), mask=m)
+
+def _turned(x, c, s, norms, eps, HQ, HK):
+    "The same in PyTorch: x [n,heads,d]."
+    t, half = x[:,:HQ+HK].float(), x.shape[-1]//2
+    if norms is not None: t = t*torch.rsqrt(t.pow(2).mean(-1, keepdim=True)+eps)*norms.float()[[0]*HQ+[1]*HK]
+    a, b = t[...,:half], t[...,half:]
+    return torch.cat([torch.cat([a*c-b*s, b*c+a*s], -1).to(x.dtype), x[:,HQ+HK:]], 1)
+
+class Turn(torch.autograd.Function):
+    "(qkv [n,(HQ+2·HK)·d], positions int32 [n], cos, sin, norms or None, eps, HQ, HK) -> queries and keys rotated, values as they are: [n,heads,d]."
+    @staticmethod
+    def forward(ctx, qkv, pos, cos, sin, norms, eps, HQ, HK):
+        ctx.save_for_backward(qkv if norms is not None else None, pos, cos, sin, norms); ctx.args = eps, HQ, HK
+        return Turn.run(qkv, pos, cos, sin, norms, eps, HQ, HK, None)
+    @staticmethod
+    def run(qkv, pos, cos, sin, norms, eps, HQ, HK, g):
+        n, HT, d = len(pos), HQ+2*HK, cos.shape[1]*2; like = qkv if qkv is not None else g
+        if like.is_cuda:
+            out = torch.empty(n, HT, d, dtype=like.dtype, device=like.device)
+            _turn_kernel[(n,)](like, pos, cos, sin, cos if norms is None else norms, eps, like if g is None else g, out, HT, HQ, HK, d, _pow2(HT), _pow2(d//2), norms is not None, g is not None, num_warps=4)
+            return out
+        c, s = cos[pos.long(),None].float(), sin[pos.long(),None].float()
+        if g is None: return _turned(qkv.view(n, HT, d), c, s, norms, eps, HQ, HK)
+        with torch.enable_grad():
+            x = (torch.zeros_like(g) if qkv is None else qkv.view(n, HT, d).detach()).requires_grad_()
+            return torch.autograd.grad(_turned(x, c, s, norms, eps, HQ, HK), x, g)[0]
+    @staticmethod
+    def backward(ctx, g):
+        qkv, *rest = ctx.saved_tensors
+        return (Turn.run(qkv, *rest, *ctx.args, g.contiguous()).flatten(1), *[None]*7)
+
+# %% ../nbs/06a_fused.ipynb #65e7eab7
+@jit
+def _gate_back_kernel(gu, g, stride, out, I:'tl.constexpr', B:'tl.constexpr'):
+    r, c = tl.program_id(0).to(tl.int64), tl.program_id(1)*B+tl.arange(0, B)
+    m = c<I
+    a = tl.load(gu+r*2*I+c, mask=m, other=0.).to(tl.float32)
+    b = tl.load(gu+r*2*I+I+c, mask=m, other=0.).to(tl.float32)
+    d = tl.load(g+r*stride+c, mask=m, other=0.).to(tl.float32)
+    s = 1/(1+tl.exp(-a))
+    tl.store(out+r*2*I+c, (d*b*s*(1+a*(1-s))).to(out.dtype.element_ty), mask=m)
+    tl.store(out+r*2*I+I+c, (d*a*s).to(out.dtype.element_ty), mask=m)
+
+class Gate(torch.autograd.Function):
+    "(gate and up [n,2I], width) -> SiLU(gate)·up in a matrix of `width` columns."
+    @staticmethod
+    def forward(ctx, gu, width):
+        out = gu.new_empty(len(gu), width); gate(gu, out[:,:gu.shape[1]//2]); ctx.save_for_backward(gu)
+        return out
+    @staticmethod
+    def backward(ctx, g):
+        gu, = ctx.saved_tensors; (n, I2), out = gu.shape, torch.empty_like(gu); I = I2//2
+        if gu.is_cuda: _gate_back_kernel[(n, -(-I//1024))](gu, g, g.stride(0), out, I, 1024, num_warps=4)
+        else:
+            (a, b), d = gu.float().chunk(2, -1), g[:,:I].float(); s = a.sigmoid()
+            out.copy_(torch.cat([d*b*s*(1+a*(1-s)), d*a*s], -1))
+        return out, None
+
+class Widen(torch.autograd.Function):
+    "(x [n,H], width) -> x at the left of a matrix of `width` columns."
+    @staticmethod
+    def forward(ctx, x, width): ctx.H = x.shape[1]; out = x.new_empty(len(x), width); out[:,:ctx.H] = x; return out
+    @staticmethod
+    def backward(ctx, g): return g[:,:ctx.H].contiguous(), None
