@@ -6,7 +6,7 @@
 __all__ = ['ROWS', 'TILE', 'SampleRequest', 'Sequence', 'SampleResult', 'philox', 'uniforms', 'pick', 'row_invariant',
            'tiled_attention', 'tiled_causal', 'Clock']
 
-# %% ../nbs/07a_decode.ipynb #fb4f0d8c
+# %% ../nbs/07a_decode.ipynb #4aef83ba
 import copy, math, secrets
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 
 from .engine import Engine, Snapshot, attend, causal_attention, _ids
-from .paged import Draft, checked, decode
+from .paged import Draft, decode, states
 
 # %% ../nbs/07a_decode.ipynb #6d0b5809
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _keep_rows(layer, rows):
     if hasattr(layer, 'conv_states'): _map_states(layer, lambda name,i,t: t.index_select(0, rows))
     else: layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
 
-# %% ../nbs/07a_decode.ipynb #9a34072c
+# %% ../nbs/07a_decode.ipynb #9e5c54f4
 @contextmanager
 def _attending(f):
     token = attend.set(f)
@@ -250,10 +250,14 @@ def _prompt_batches(engine, requests):
         else: out.append([i])
     return out
 
+def _padded(engine, prompts):
+    "Ids [b,L] of a batch of prompts, padded on the right."
+    n = max(map(len, prompts)); n = n if engine.is_linear else _up(n, TILE)
+    return torch.as_tensor(np.stack([np.pad(np.asarray(p, np.int64), (0, n-len(p))) for p in prompts]), device=engine.device)
+
 def _prefill(engine, prompts):
     "The cache of a batch of prompts and their final states [b,L,H]."
-    n = max(map(len, prompts)); n = n if engine.is_linear else _up(n, TILE)
-    ids = torch.as_tensor(np.stack([np.pad(np.asarray(p, np.int64), (0, n-len(p))) for p in prompts]), device=engine.device)
+    ids = _padded(engine, prompts); n = ids.shape[1]
     pos = torch.arange(n, device=engine.device).clamp(max=engine.max_context-1).expand(len(prompts), n)
     cache = _new_cache(engine)
     with _attending(tiled_causal if engine.device.type=='cpu' and not engine.is_linear else causal_attention):
@@ -411,20 +415,16 @@ def _collect(batch, results):
         results[i].sequences.append(Sequence(tokens[x,:n].copy(), logprobs[x,:n].copy(), 'stop' if stopped[x] else 'length'))
         if k: results[i].topk_sample_logprobs = [*(results[i].topk_sample_logprobs or []), (top[0][x,:n,:k].copy(), top[1][x,:n,:k].copy())]
 
-# %% ../nbs/07a_decode.ipynb #e53143c2
-def _fast(engine):
-    "The engine's fast step, made and checked on first use on CUDA; None: the plain loop."
-    if 'fast' not in vars(engine): engine.fast = checked(engine) if engine.device.type=='cuda' else None
-    return engine.fast
-
+# %% ../nbs/07a_decode.ipynb #7c9e8ced
 def _is_plain(r): return r.top_k<0 and r.top_p==1 and not r.topk_sample_logprobs
 
 def _sample_fast(engine, snap, requests, results, max_rows, check_every):
     def prefill(numbers):
         for idx in _prompt_batches(engine, [requests[i] for i in numbers]):
-            idx = [numbers[j] for j in idx]; cache, h = _prefill(engine, [requests[i].prompt for i in idx])
+            idx = [numbers[j] for j in idx]; layers = []
+            h = states(engine.fast, _padded(engine, [requests[i].prompt for i in idx]), causal_attention, False, layers)
             for j,i in enumerate(idx): _about_prompt(engine, requests[i], h[j,:len(requests[i].prompt)], results[i])
-            yield idx, cache.layers
+            yield idx, layers
     room = lambda r: min(r.max_tokens or engine.max_context, engine.max_context-len(r.prompt)+1)
     stops = [frozenset(engine.eos_ids if r.stop_ids is None else r.stop_ids) for r in requests]
     drafts = [Draft(i, j, results[i].seed, r.temperature, room(r), stops[i], r.stop) for i,r in enumerate(requests) for j in range(r.num_samples)]
@@ -432,7 +432,7 @@ def _sample_fast(engine, snap, requests, results, max_rows, check_every):
     for d,(tokens,logps,stopped) in zip(drafts, decode(engine.fast, [r.prompt for r in requests], drafts, prefill, max_rows, check_every)):
         results[d.prompt].sequences.append(Sequence(tokens, logps, 'stop' if stopped else 'length'))
 
-# %% ../nbs/07a_decode.ipynb #09e96ed2
+# %% ../nbs/07a_decode.ipynb #6fde8557
 def _sample_some(engine, requests, results, check_every):
     prefills = []
     for idx in _prompt_batches(engine, requests):
@@ -455,7 +455,7 @@ def sample(self:Engine,
     results = [SampleResult(seed=secrets.randbits(63) if r.seed is None else int(r.seed)) for r in requests]
     check_every = check_every or (1 if self.device.type=='cpu' else 8)
     with self.lock, torch.inference_mode():
-        fast = [i for i,r in enumerate(requests) if _is_plain(r)] if requests and _fast(self) else []; self.mount(snap.adapters)
+        fast = [i for i,r in enumerate(requests) if _is_plain(r)] if self.fast else []; self.mount(snap.adapters)
         if fast: _sample_fast(self, snap, [requests[i] for i in fast], [results[i] for i in fast], max_rows, check_every)
         rest = [i for i in range(len(requests)) if i not in set(fast)]
         while rest:

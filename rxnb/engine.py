@@ -439,7 +439,7 @@ def _run_batch(engine, lora, batch, name, params, backward):
             grads = dict(zip(names, found))
     return logp.detach().cpu().numpy(), losses.detach(), grads
 
-# %% ../nbs/07_engine.ipynb #1ba6457d
+# %% ../nbs/07_engine.ipynb #d87c4605
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -464,13 +464,23 @@ def forward_backward(self:Engine,
             for it in batch:
                 mine, logp = logp[:len(it.tokens)], logp[len(it.tokens):]
                 out[it.i] = mine[:,0].copy() if it.flat else mine[:,:it.targets.shape[1]].copy()
-        if backward and self.fast: grads |= {f'{s}.lora_{ab}':g*c for s,gs in fast_grads(self.fast).items() for ab,g,c in zip('AB', gs, (1., ALPHA/lora.rank))}
+        if backward and self.fast: _gather(self, lora, grads)
         if backward: _keep(lora, grads)
     return out, {'loss:sum':total, 'live_tokens:sum':float(sum(it.live.sum() for it in items))}
 
 def _begin(engine, lora):
     "Mount an adapter, or none, in the fast way, and begin its gradient."
-    with torch.no_grad(): engine.fast.mount(*(lora.rank, lora.adapters(engine.dtype)) if lora else (0, {})); no_grads(engine.fast)
+    with torch.no_grad():
+        if lora:
+            B = torch._foreach_mul([lora.params[f'{s}.lora_B'] for s in lora.sites], ALPHA/lora.rank)
+            engine.fast.mount(lora.rank, {s:(lora.params[f'{s}.lora_A'], b) for s,b in zip(lora.sites, B)})
+        else: engine.fast.mount(0, {})
+        no_grads(engine.fast)
+
+def _gather(engine, lora, grads):
+    "Fill in what the fast way has summed."
+    for k,(ab,c) in enumerate((('A', 1.), ('B', ALPHA/lora.rank))):
+        found = fast_grads(engine.fast); torch._foreach_add_([grads[f'{s}.lora_{ab}'] for s in found], [g[k] for g in found.values()], alpha=c)
 
 def _keep(lora, grads):
     if not bool(torch.stack(torch._foreach_norm(list(grads.values()))).isfinite().all()):

@@ -324,7 +324,7 @@ def decode(
     while (run.who>=0).any(): _advance(run, max_rows); _admit(run) if run.waiting else None
     return [(run.tokens[x,:n].copy(), run.logps[x,:n].copy(), bool(run.stopped[x])) for x,n in enumerate(run.count)]
 
-# %% ../nbs/06b_paged.ipynb #a1a8eaa6
+# %% ../nbs/06b_paged.ipynb #8542b5eb
 class _Through(torch.autograd.Function):
     "(wide input, product) -> output; the adapters' gradients are added to the product's `gA` and `gB`."
     @staticmethod
@@ -340,12 +340,13 @@ class _Through(torch.autograd.Function):
             torch.addmm(left, da, p.A, out=left)
         return d, None
 
-def _layer(self, l, h, y, pos, B, attention):
+def _layer(self, l, h, y, pos, B, attention, keep=None):
     "One layer on [B·L,H]: the residual stream before the feed-forward part, and what that adds to it."
     heads, wide = (self.HQ, self.HK, self.HK), lambda p: p.d_in+p.extra
     h, x = AddNorm.apply(h, y, l.before, self.eps, wide(l.qkv))
     t = Turn.apply(_Through.apply(x, l.qkv), pos, self.cos, self.sin, l.norms, self.eps, self.HQ, self.HK)
     q, k, v = (z.transpose(1, 2) for z in t.view(B, -1, sum(heads), self.d).split(heads, 2))
+    if keep is not None: keep.append(SimpleNamespace(keys=k, values=v))
     a = attention(q, k, v, self.scale, l.window).transpose(1, 2).reshape(len(h), -1)
     h, x = AddNorm.apply(h, _Through.apply(Widen.apply(a, wide(l.o)), l.o), l.after, self.eps, wide(l.gu))
     return h, _Through.apply(Gate.apply(_Through.apply(x, l.gu), wide(l.down)), l.down)
@@ -354,13 +355,14 @@ def states(
     self:Paged,
     ids,            # [B,L], padded on the right
     attention:Callable, # (q, k, v [B,H,L,d], scale, window) -> [B,H,L,d]
-    recompute:bool  # whether layers keep their input only
+    recompute:bool, # whether layers keep their input only
+    keep:list=None  # where to put each layer's `keys` and `values` [B,HK,L,d]; None: nowhere
 ):                  # final states [B,L,H]
     "The forward pass of training with the adapters that are mounted."
     B, L = ids.shape; pos = torch.arange(L, dtype=torch.int32, device=ids.device).repeat(B)
     h = self.root = F.embedding(ids.flatten(), self.embed).float().requires_grad_(torch.is_grad_enabled()); y = None # what autograd is asked about, so that it goes all the way back
     for l in self.layers:
-        args = self, l, h, y, pos, B, attention
+        args = self, l, h, y, pos, B, attention, keep
         h, y = checkpoint(_layer, *args, use_reentrant=False) if recompute and torch.is_grad_enabled() else _layer(*args)
     return AddNorm.apply(h, y, self.norm, self.eps, h.shape[1])[1].view(B, L, -1)
 
