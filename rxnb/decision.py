@@ -4,12 +4,17 @@
 
 # %% auto #0
 __all__ = ['hoeffding_half_width', 'items_needed', 'paired_values', 'items_of', 'Decision', 'paired_hoeffding', 'PairedTable',
-           'paired_table']
+           'paired_table', 'Joint', 'joint_hoeffding', 'peak_drop', 'ThresholdDecision', 'threshold_rule', 'Secondary',
+           'secondary', 'difference_pmf', 'hoeffding_power', 'simulated_power', 'Reach', 'Reaches', 'reach_of', 'reach']
 
-# %% ../nbs/16_decision.ipynb #d2c36ba2
+# %% ../nbs/16_decision.ipynb #c6d4ebaf
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 import numpy as np
+from scipy.stats import norm
+from .intervals import (clopper_pearson_difference, hedged, log_wealth, maurer_pontil, mcnemar_exact, mcnemar_mid_p,
+    predictable_bernstein, tango, tango_score)
 
 # %% ../nbs/16_decision.ipynb #815ab5f4
 def hoeffding_half_width(
@@ -138,3 +143,231 @@ def paired_table(
     "Counts of items by the outcome in two arms; raises ValueError as `paired_values` does."
     v = paired_values(items, {a:1, b:-1}, metric='accuracy')[1].astype(bool)
     return PairedTable(a, b, *(int(((v[:,0]==x)&(v[:,1]==y)).sum()) for x,y in ((1,1),(1,0),(0,1),(0,0))))
+
+# %% ../nbs/16_decision.ipynb #1bb503b9
+@dataclass(frozen=True)
+class Joint:
+    "Several criteria that share one error rate."
+    outcome: str # 'validated', 'failed' or 'inconclusive'
+    criteria: dict # Id of the criterion -> Decision
+
+    def __str__(self): return '\n'.join([f'{self.outcome}:'] + [f'{k}: {d}' for k,d in self.criteria.items()])
+    def _repr_markdown_(self): return f'**{self.outcome}**, all criteria together\n\n' + '\n\n'.join(f'`{k}`: {d._repr_markdown_()}' for k,d in self.criteria.items())
+
+def joint_hoeffding(
+    items:dict, # Arm -> {item id: value}
+    criteria:dict, # Id -> arguments of `paired_hoeffding`: weights, margin, bounds, metric
+    alpha:float=.05, # Error rate over all criteria
+) -> Joint:
+    "Every criterion at alpha over their number; raises ValueError as `paired_hoeffding` does, or where there is none."
+    if not criteria: raise ValueError('a rule needs a criterion')
+    out = {k: paired_hoeffding(items, alpha=alpha, n_criteria=len(criteria), **c) for k,c in criteria.items()}
+    said = {d.outcome for d in out.values()}
+    return Joint('validated' if said=={'validated'} else 'failed' if 'failed' in said else 'inconclusive', out)
+
+# %% ../nbs/16_decision.ipynb #efc1c207
+def _accuracy(items): return Fraction(sum(int(v) for v in items.values()), len(items))
+
+def peak_drop(
+    curve:dict, # Step -> {item id: 0 or 1}
+) -> Fraction: # Greatest accuracy less the last: >= 0
+    "How far an arm has fallen from its peak; raises ValueError unless there are two steps that grade the same items."
+    if len(curve)<2: raise ValueError(f'a peak needs two evaluated steps, got {sorted(curve)}')
+    paired_values(curve, dict.fromkeys(sorted(curve), 1), metric='accuracy')
+    return max(map(_accuracy, curve.values())) - _accuracy(curve[max(curve)])
+
+@dataclass(frozen=True)
+class ThresholdDecision:
+    "What a rule of thresholds says. It has no error rate."
+    outcome: str # 'validated', 'failed' or 'inconclusive'
+    gap: float # Treatment less baseline, last checkpoint
+    drops: dict # Arm -> accuracy lost since its peak
+    collapsed: tuple # Arms that fell by more than was registered
+    n: int # Items
+    treatment: str
+    baseline: str
+    reason: str # Which clause spoke
+
+    def __str__(self): return f'{self.outcome}: {self.treatment} - {self.baseline} = {self.gap:+.4f}, n = {self.n}; {self.reason}'
+    def _repr_markdown_(self):
+        rows = ''.join(f'\n| {a} | {d:.4f} | {"yes" if a in self.collapsed else "no"} |' for a,d in self.drops.items())
+        return f'**{self.outcome}**: {self.reason}\n\ngap {self.gap:+.4f} on {self.n} items\n\n| arm | drop from its peak | collapsed |\n|---|---|---|{rows}'
+
+# %% ../nbs/16_decision.ipynb #8164d2fe
+def threshold_rule(
+    items:dict, # Arm -> {item id: 0 or 1}, last checkpoint
+    curves:dict, # Arm -> {step: {item id: 0 or 1}}, the last checkpoint among them
+    treatment:str, # An arm
+    baseline:str, # Another
+    validated_from:float=.04, # Least gap that validates
+    failed_below:float=.02, # Least gap that does not fail
+    collapse_drop:float=.10, # A drop from the peak larger than this is a collapse
+) -> ThresholdDecision:
+    "The rule of `score_centering`; raises ValueError as `paired_values` and `peak_drop` do, or where the thresholds are out of order."
+    hi,lo,fall = (Fraction(str(x)) for x in (validated_from, failed_below, collapse_drop))
+    if not (lo<=hi and fall>0): raise ValueError(f'thresholds are out of order: {failed_below}, {validated_from}, {collapse_drop}')
+    arms = (treatment, baseline)
+    ids,_ = paired_values(items, dict.fromkeys(arms, 1), metric='accuracy')
+    if [*curves[treatment]]!=[*curves[baseline]]: raise ValueError(f'the arms were evaluated at other steps: {[*curves[treatment]]}, {[*curves[baseline]]}')
+    gap,drops = _accuracy(items[treatment])-_accuracy(items[baseline]), {a: peak_drop(curves[a]) for a in arms}
+    fell = tuple(a for a in arms if drops[a]>fall)
+    clauses = ((gap>=hi, 'validated', f'the gap is at least {validated_from:g}'), (fell==(baseline,), 'validated', f'{baseline} collapsed and {treatment} did not'),
+        (gap<lo and len(fell)!=1, 'failed', f'the gap is under {failed_below:g} and there is no difference in collapse'), (gap<lo, 'inconclusive', f'{treatment} collapsed and {baseline} did not'),
+        (True, 'inconclusive', f'the gap is in the grey zone from {failed_below:g} to {validated_from:g}'))
+    outcome,reason = next(c[1:] for c in clauses if c[0])
+    return ThresholdDecision(outcome, float(gap), {a: float(d) for a,d in drops.items()}, fell, len(ids), treatment, baseline, reason)
+
+# %% ../nbs/16_decision.ipynb #9fbf66c3
+@dataclass(frozen=True)
+class Secondary:
+    "Other readings of the same items; never decisive."
+    rows: tuple # (method, lower, upper, p, note)
+    seed: int # Of the item order
+
+    def _repr_markdown_(self):
+        num = lambda x: '' if x is None else f'{x:+.4f}'
+        body = '\n'.join(f'| {m} | {num(lo)} | {num(hi)} | {"" if p is None else f"{p:.2g}"} | {note} |' for m,lo,hi,p,note in self.rows)
+        return f'*Secondary, never decisive* (item order: seed {self.seed})\n\n| method | lower | upper | p | |\n|---|---|---|---|---|\n{body}'
+
+def secondary(
+    items:dict, # Arm -> {item id: value}
+    weights:dict, # Arm -> weight
+    alpha:float=.05, # Error rate of each interval by itself
+    bounds=(0, 1), # Least and greatest value of an item
+    seed:int=0, # Of the order in which two of the methods look at the items
+) -> Secondary:
+    "Every other interval for the same contrast; the two-arm methods where two arms with 0/1 outcomes stand against each other."
+    ids,v_NA = paired_values(items, weights, bounds)
+    w_A = np.array(list(weights.values()), np.float64)
+    d_N,ends = v_NA@w_A, (float(np.where(w_A>0, w_A*bounds[0], w_A*bounds[1]).sum()), float(np.where(w_A>0, w_A*bounds[1], w_A*bounds[0]).sum()))
+    rows = [('hedged betting', *hedged(d_N, alpha, ends, seed), None, 'finite sample; depends on the item order'),
+            ('empirical Bernstein, predictable plug-in', *predictable_bernstein(d_N, alpha, ends, seed), None, 'finite sample; depends on the item order'),
+            ('empirical Bernstein, Maurer–Pontil', *maurer_pontil(d_N, alpha, ends), None, 'finite sample')]
+    if sorted(w_A)==[-1,1] and set(np.unique(v_NA))<={0.,1.}:
+        b,c,n = int((d_N>0).sum()), int((d_N<0).sum()), len(ids)
+        rows += [('Tango score', *tango(b, c, n, alpha), None, 'asymptotic'), ('Clopper–Pearson difference', *clopper_pearson_difference(b, c, n, alpha), None, 'exact, conservative'),
+                 ('McNemar, exact', None, None, mcnemar_exact(b, c), f'of no difference: {b} against {c} discordant pairs'), ('McNemar, mid-p', None, None, mcnemar_mid_p(b, c), 'of no difference')]
+    return Secondary(tuple(rows), seed)
+
+# %% ../nbs/16_decision.ipynb #b1160387
+def difference_pmf(
+    effect:float, # True mean of the contrast
+    discordance:float, # Share of discordant pairs in each pair of arms: 0 to 1
+    pairs:int, # Pairs of arms with weights +1 and -1: >= 1
+) -> np.ndarray: # Probabilities of -pairs … pairs: [2*pairs+1]
+    "Distribution of the contrast of one item; raises ValueError where so few discordant pairs cannot give such an effect."
+    d = effect/pairs
+    if not (0<=discordance<=1 and abs(d)<=discordance+1e-12): raise ValueError(f'an effect of {d:+g} a pair needs a discordance of at least {abs(d):g}, got {discordance:g}')
+    one,pmf = np.array([max(0., (discordance-d)/2), 1-discordance, max(0., (discordance+d)/2)]), np.ones(1)
+    for _ in range(pairs): pmf = np.convolve(pmf, one)
+    return pmf
+
+def hoeffding_power(
+    n:int, # Items
+    margin:float, # The registered margin
+    effect:float, # True mean of the contrast
+    discordance:float, # Share of discordant pairs in each pair of arms
+    pairs:int=1, # Pairs of arms
+    alpha:float=.05, # Error rate over all criteria
+    n_criteria:int=1, # Criteria that share alpha
+) -> tuple: # (probability of 'validated', of 'failed')
+    "How often the registered rule speaks, from the exact distribution of the mean."
+    pmf,h = difference_pmf(effect, discordance, pairs), hoeffding_half_width(n, [1]*2*pairs, alpha, n_criteria=n_criteria)
+    size = 2*pairs*n+1
+    p = np.fft.irfft(np.fft.rfft(pmf, size)**n, size)
+    mean = (np.arange(size)-pairs*n)/n
+    return float(p[mean-h>margin].sum().clip(0, 1)), float(p[mean+h<margin].sum().clip(0, 1))
+
+# %% ../nbs/16_decision.ipynb #200fb5a8
+def simulated_power(
+    n:int, # Items
+    margin:float, # The margin
+    effect:float, # True mean of the contrast
+    discordance:float, # Share of discordant pairs in each pair
+    pairs:int=1, # Pairs of arms
+    alpha:float=.05, # Error rate of both sides
+    studies:int=500, # Simulated studies; the standard error is at most 0.5/sqrt(studies)
+    seed:int=0, # Of the simulation
+) -> tuple: # (hedged betting, Tango or None): share of studies whose lower end exceeds the margin
+    "Power of the two-sided betting interval and, for two arms, of Tango's."
+    pmf,rng,out = difference_pmf(effect, discordance, pairs), np.random.default_rng(seed), []
+    for at in range(0, studies, 100):
+        d = rng.choice(np.arange(-pairs, pairs+1), (min(100, studies-at), n), p=pmf)
+        rich = log_wealth((d/pairs+1)/2, (margin/pairs+1)/2, alpha)>=math.log(2/alpha)
+        out.append((rich, tango_score((d>0).sum(1), (d<0).sum(1), n, margin)>norm.isf(alpha/2) if pairs==1 else np.zeros(0)))
+    bet,score = (np.concatenate(x) for x in zip(*out))
+    return float(bet.mean()), float(score.mean()) if len(score) else None
+
+# %% ../nbs/16_decision.ipynb #e6040723
+@dataclass(frozen=True)
+class Reach:
+    "What a rule can say with the items it has."
+    criterion: str # Id
+    n: int # Items
+    margin: float
+    half_width: float # Of the registered interval
+    must_exceed: float # The observed mean validates above this
+    items_for: dict # Half-width -> items needed
+    plausible: float # The true effect that the warning is about
+    items_for_plausible: int|None # Items whose half-width fits between the margin and that effect
+    power: tuple # (effect, discordance, validated, failed, hedged, Tango)
+
+    @property
+    def reachable(self): # Would the plausible effect, if observed exactly, validate?
+        return self.plausible>self.must_exceed
+
+    @property
+    def warning(self):
+        if self.reachable: return None
+        more = 'no number of items would do' if self.items_for_plausible is None else f'{self.items_for_plausible:,} items would be needed'
+        return f'a true effect of {self.plausible:+g} is not enough: an observed mean above {self.must_exceed:+.6f} validates, and {self.n:,} items leave ±{self.half_width:.4f}; {more}'
+
+# %% ../nbs/16_decision.ipynb #4eceadef
+def _reach_markdown(self):
+    share = lambda x: '' if x is None else f'{x:.3f}'
+    rows = '\n'.join(f'| {e:+g} | {q:.0%} | {share(v)} | {share(f)} | {share(h)} | {share(t)} |' for e,q,v,f,h,t in self.power)
+    need = ', '.join(f'±{h:g}: {n:,}' for h,n in self.items_for.items())
+    return ((f'**Warning**: {self.warning}.\n\n' if self.warning else '') + f'`{self.criterion}`: {self.n:,} items, half-width {self.half_width:.6f}, validates above {self.must_exceed:+.6f}. Items for a half-width of {need}.\n\n'
+        f'| true effect | discordant | validated | failed | hedged would | Tango would |\n|---|---|---|---|---|---|\n{rows}')
+Reach._repr_markdown_ = _reach_markdown
+
+class Reaches(list):
+    "One `Reach` a criterion."
+    @property
+    def warnings(self) -> list: return [r.warning for r in self if r.warning]
+    def _repr_markdown_(self): return '\n\n'.join(r._repr_markdown_() for r in self) or 'no rule is registered'
+
+def reach_of(
+    criterion:str, # Id
+    n:int, # Items
+    weights, # Weight of each arm
+    margin:float, # The registered margin
+    alpha:float=.05, # Error rate over all criteria
+    bounds=(0, 1), # Least and greatest value of an item
+    n_criteria:int=1, # Criteria that share alpha
+    plausible:float=None, # A true effect worth finding; 0 for a margin below 0, else 0.02 above it
+    discordances=(.1, .2, .3), # Shares of discordant pairs
+    studies:int=300, # Simulated studies for the alternatives; 0 leaves them out
+) -> Reach:
+    "What a paired Hoeffding rule can say."
+    w,likely = list(weights), plausible if plausible is not None else 0. if margin<0 else margin+.02
+    h = hoeffding_half_width(n, w, alpha, bounds, n_criteria)
+    plain = tuple(bounds)==(0,1) and set(w)=={-1,1} and sum(w)==0
+    pairs,power = len(w)//2, []
+    for e in sorted({margin, likely, round(margin+h, 3)}) if plain else ():
+        for q in discordances:
+            if abs(e)/pairs>q: continue
+            power.append((e, q, *hoeffding_power(n, margin, e, q, pairs, alpha, n_criteria), *(simulated_power(n, margin, e, q, pairs, alpha/n_criteria, studies) if studies else (None,None))))
+    need = lambda x: items_needed(x, w, alpha, bounds, n_criteria)
+    return Reach(criterion, n, margin, h, margin+h, {x: need(x) for x in (.01,.03,.05)}, likely, need(likely-margin) if likely>margin else None, tuple(power))
+
+# %% ../nbs/16_decision.ipynb #c0ef221f
+def reach(
+    study, # A Study
+    plausible:float=None, # A true effect worth finding; the registered one, or else as in `reach_of`
+    studies:int=300, # Simulated studies for the alternatives; 0 leaves them out
+) -> Reaches:
+    "What the study's rule can say with the items it has, before anything is spent."
+    rule = study.decision_rule
+    if rule is None or rule.method!='paired_hoeffding': return Reaches()
+    return Reaches(reach_of(c.id, study.spec.eval.n_examples, study.weights(c).values(), c.margin, rule.alpha, tuple(c.bounds), len(rule.criteria), c.plausible_effect if plausible is None else plausible, studies=studies) for c in rule.criteria)

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['IN_FLIGHT', 'greedy_rows', 'flip_rate', 'summarise']
 
-# %% ../nbs/15_evaluate.ipynb #ec460dfb
+# %% ../nbs/15_evaluate.ipynb #54756944
 from collections.abc import Iterator
 import numpy as np
-from .grading import grade, grader_id
+from .grading import grade_item, grader_id
 from .spec import Prompt
 from .tasks import render
 
-# %% ../nbs/15_evaluate.ipynb #4e4115f6
+# %% ../nbs/15_evaluate.ipynb #8053af6c
 IN_FLIGHT = 256 # items asked at once; the last batch is smaller
 
 def _row(problem, response, tokenizer, grader):
@@ -20,7 +20,7 @@ def _row(problem, response, tokenizer, grader):
     if len(response.sequences)!=1: raise ValueError(f'{problem.id}: asked for 1 answer, got {len(response.sequences)}')
     seq = response.sequences[0]
     text = tokenizer.decode(list(seq.tokens), skip_special_tokens=True)
-    g = grade(text, problem.gold, seq.stop_reason)
+    g = grade_item(problem, text, seq.stop_reason, grader)
     return dict(item_id=problem.id, correct=int(g.correct), extracted=g.extracted, gold=problem.gold, reason=g.reason, stop_reason=seq.stop_reason,
                 completion_tokens=len(seq.tokens), text=text, question=problem.question, grader=grader_id(grader))
 
@@ -30,9 +30,9 @@ def greedy_rows(
     problems, # Items in the registered order
     prompt:Prompt, # How a question becomes tokens
     max_tokens:int, # For the answer
-    grader:str='marker', # Name of the grader in the spec
+    grader:str, # Name of the grader in the spec
 ) -> Iterator: # Batches of rows, in the order of the items
-    "Decode greedily and grade, `IN_FLIGHT` items at a time, so that rows can be written while the rest is running."
+    "Decode greedily and grade, `IN_FLIGHT` items at a time, so that rows can be written while the rest is running; raises GradingError naming the item whose grader raises."
     from tinker import types
     params = types.SamplingParams(max_tokens=max_tokens, temperature=0., seed=0)
     for i in range(0, len(problems), IN_FLIGHT):

@@ -53,7 +53,7 @@ def _window(features_NF, rewards_N):
         if not np.isfinite(v).all(): raise ValueError(f'{name} of rollout {int(np.argwhere(~np.isfinite(v))[0,0])} is not finite')
     return x,r
 
-# %% ../nbs/03_kernels.ipynb #d222f912
+# %% ../nbs/03_kernels.ipynb #336ec8b9
 def kernel_baseline(
     features_NF, # Features of the prompt of each rollout: [N, F]
     rewards_N, # Reward of each rollout: [N]
@@ -65,11 +65,12 @@ def kernel_baseline(
     x,r = _window(features_NF, rewards_N)
     if not (np.isfinite(bandwidth) and bandwidth>0): raise ValueError(f'bandwidth must be finite and > 0, got {bandwidth}')
     if not (np.isfinite(min_mass) and min_mass>=0): raise ValueError(f'min_mass must be finite and >= 0, got {min_mass}')
-    z = (standardise_columns(x) if standardise else x)/bandwidth
-    w = np.exp(-.5*cdist(z, z, 'sqeuclidean'))
-    np.fill_diagonal(w, 0.)
-    mass,square = w.sum(1), (w**2).sum(1)
-    others = (r.sum()-r)/(len(r)-1)
+    z = standardise_columns(x) if standardise else x
+    with np.errstate(over='ignore'): log_w = -.5*(cdist(z, z)/bandwidth)**2 # -inf is a weight of 0
+    np.fill_diagonal(log_w, -np.inf)
+    top = np.maximum(log_w.max(1), -1e3) # below that nothing is left of any weight
+    w = np.exp(log_w-top[:,None]) # in units of the largest, so that small weights keep their digits
+    mass,others = np.exp(top)*w.sum(1), (r.sum()-r)/(len(r)-1)
+    total = np.where(mass>0, w.sum(1), 1.)
     near = (mass>=min_mass) & (mass>0)
-    return KernelBaseline(np.where(near, w@r/np.where(near, mass, 1.), others), mass,
-                          np.where(square>0, mass**2/np.where(square>0, square, 1.), 0.))
+    return KernelBaseline(np.where(near, w@r/total, others), mass, np.where(mass>0, total**2/np.where(mass>0, (w**2).sum(1), 1.), 0.))

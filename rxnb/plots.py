@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['COLOURS', 'STYLE', 'arm_colours', 'trailing_mean', 'plot_training', 'plot_decision']
 
-# %% ../nbs/17_plots.ipynb #da1ca755
+# %% ../nbs/17_plots.ipynb #9368dbb0
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 # %% ../nbs/17_plots.ipynb #2e98175f
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
@@ -30,7 +31,7 @@ def trailing_mean(
     "Mean of the last few values at each step; it never looks ahead."
     return pd.Series(np.asarray(values_S, float)).rolling(window, min_periods=1).mean().to_numpy()
 
-# %% ../nbs/17_plots.ipynb #952737fd
+# %% ../nbs/17_plots.ipynb #b0d1c086
 def _reward(ax, steps, colour, label):
     "Mean reward of each step as points, its trailing mean as a line."
     ax.plot(steps.step, steps.reward_mean, '.', color=colour, alpha=.35, ms=5)
@@ -38,18 +39,21 @@ def _reward(ax, steps, colour, label):
     ax.set(title='Training reward, temperature 1', xlabel='step', ylabel='mean reward of a step')
 
 def _ratio(ax, steps, colour, label):
-    "Quantiles of the importance ratio of the sampled tokens."
+    "Quantiles of the importance ratio of the sampled tokens; the axis never zooms into rounding."
     s = steps.dropna(subset=['ratio_p99']) if 'ratio_p99' in steps else steps.iloc[:0]
+    ax.set(title='Importance ratio (line p99, dots maximum)', xlabel='step', ylabel='trainer / sampler', yscale='log')
     if len(s):
         ax.plot(s.step, s.ratio_max, ':', color=colour, lw=1.2)
         ax.plot(s.step, s.ratio_p99, color=colour, label=label)
-    ax.set(title='Importance ratio (line p99, dots maximum)', xlabel='step', ylabel='trainer / sampler', yscale='log')
+        low,high = ax.get_ylim()
+        ax.set_ylim(min(low, .8), max(high, 1.25))
+    for formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter): formatter('{x:g}')
 
 def _lag(ax, steps, colour, label):
     "Executed lag of each step."
     ax.step(steps.step, steps.lag, where='mid', color=colour, label=label)
     ax.set(title='Executed lag', xlabel='step', ylabel='optimizer updates', ylim=(-.3, max(steps.lag.max(), ax.get_ylim()[1]-.3)+.3))
-    ax.yaxis.get_major_locator().set_params(integer=True)
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 def _accuracy(ax, curve, colour, label):
     "Greedy accuracy on held-out items with its standard error."

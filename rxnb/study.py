@@ -6,31 +6,35 @@
 __all__ = ['KEPT', 'held_out', 'execute', 'collect', 'Waiting', 'decide', 'notebook', 'only_declared', 'run_arm', 'run_study',
            'keep']
 
-# %% ../nbs/18_study.ipynb #72e36943
+# %% ../nbs/18_study.ipynb #95cba365
 import ast, json, shutil, sys, tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 import rxnb
+from .budget import OverBudget, meter
 from .connect import connect, describe, resolve
-from .decision import Decision, items_of, paired_hoeffding
+from .decision import Decision, items_of, joint_hoeffding, threshold_rule
 from .evaluate import greedy_rows, summarise
-from .grading import grader_id
+from .grading import check_task, grader_id
+from .preflight import require_ready
 from .records import attempts, completed, open_attempt, read_rows, row_line, study_dir, write_json
-from .spec import Study, load_spec
+from .spec import Study, in_force, load_spec, seal
+from .status import update_status
 from .tasks import load_task
 from .train import Recipe, prepare, progress_line, train
 
-# %% ../nbs/18_study.ipynb #6ab1d9af
+# %% ../nbs/18_study.ipynb #02800b04
 def held_out(
     study:Study, # What is registered
     which:str, # 'eval' or 'curve'
     data_dir=None, # Folder of the task's files where it has any
 ) -> list: # Problems: the first n of the split
-    "The items of an evaluation; raises ValueError where the split has too few."
+    "The items of an evaluation; raises ValueError where the split has too few, or a gold that the grader cannot read."
     part,task = getattr(study.spec, which), study.spec.task
     split = task.eval_split if which=='eval' else part.split
     problems = load_task(task.name, split, data_dir)
     if len(problems)<part.n_examples: raise ValueError(f'{which} wants {part.n_examples} items; {task.name}/{split} has {len(problems)}')
+    check_task(problems[:part.n_examples], study.spec.prompt, study.spec.grader)
     return problems[:part.n_examples]
 
 # %% ../nbs/18_study.ipynb #32620ea2
@@ -52,12 +56,12 @@ def _evaluate(recipe, attempt, sampler, tokenizer, items):
         rows += batch
     return summarise(rows)
 
-# %% ../nbs/18_study.ipynb #de643f1f
+# %% ../nbs/18_study.ipynb #3c2d9977
 def _manifest(recipe, service, client):
     "What was executed: endpoint, base model, method, seeds, every optimizer field."
     s,a = recipe.study.spec, recipe.arm
     return dict(endpoint=describe(service, client), base_model=s.base_model, advantage=a.advantage.model_dump(), loss=a.loss.model_dump(), lag=a.lag.model_dump(),
-        optimizer=dict(s.optimizer.model_dump(), lr=a.lr), lora=dict(rank=s.lora_rank, seed=a.seed), seed=a.seed, grader=grader_id(s.grader), prompt=s.prompt.model_dump(),
+        optimizer=dict(s.optimizer.model_dump(), lr=a.lr), lora=dict(rank=s.lora_rank, seed=a.seed), seed=a.seed, grader=grader_id(s.grader), task=s.task.model_dump(), prompt=s.prompt.model_dump(),
         sampling=s.sampling.model_dump(), steps=recipe.steps, group_size=a.group_size, groups_per_batch=a.groups_per_batch)
 
 def _printer(steps, out=print):
@@ -65,7 +69,31 @@ def _printer(steps, out=print):
     every = max(1, steps//20)
     return lambda row: out(progress_line(row, steps), flush=True) if (row['step']+1)%every==0 or row['step']==0 else None
 
-# %% ../nbs/18_study.ipynb #5f7d96bc
+# %% ../nbs/18_study.ipynb #9798a499
+def _gpus(endpoint):
+    "GPUs that an attempt holds: those of this machine, or one elsewhere, which cannot be seen from here."
+    import torch
+    return 1 if endpoint['endpoint']=='remote' else int(torch.cuda.is_available())
+
+def _grade_checkpoints(recipe, attempt, tokenizer, items):
+    "A callback that grades the items of the decision at the checkpoints of a threshold rule, the last one excepted; None for another rule."
+    s = recipe.study.spec
+    if not (s.decision_rule and s.decision_rule.method=='threshold'): return None
+    def at(step, sampler):
+        if step not in s.decision_rule.checkpoints[:-1]: return
+        for rows in greedy_rows(sampler, tokenizer, items, s.prompt, s.eval.max_tokens, s.grader):
+            attempt.append('checkpoints', [dict(step=step, **{k: r[k] for k in ('item_id','correct','stop_reason','completion_tokens')}) for r in rows])
+    return at
+
+def _each(*callbacks):
+    "One callback for several, those that are None left out."
+    return lambda *args: [f(*args) for f in callbacks if f]
+
+def _teller(recipe, runs_dir, full):
+    "A function that tells status.json about the arm; a pilot is not told."
+    return lambda **k: update_status(recipe.study, runs_dir, recipe.arm.name, steps=recipe.steps, **k) if full else None
+
+# %% ../nbs/18_study.ipynb #bbe3eab1
 def execute(
     study:Study, # What is registered
     arm:str, # Name of an arm
@@ -74,23 +102,37 @@ def execute(
     runs_dir=None, # Folder of all studies
     data_dir=None, # Folder of the task's files; $RXNB_DATA_DIR or the hub if left out
 ) -> dict: # result.json
-    "Train and evaluate one arm unless it is complete; an exception is written to result.json with its cause and raised again."
+    "Seal the study, train and evaluate one arm unless it is complete; an exception is written to result.json with its cause and raised again, OverBudget among them. Raises ValueError where another study is sealed under this name, or a registered preflight or gate has not passed."
+    study = in_force(study, runs_dir)
     recipe = prepare(study, arm, stage, data_dir)
     full = stage=='full'
     items,curve = (held_out(study, k, data_dir) if full and getattr(study.spec, k) else [] for k in ('eval','curve'))
     if done := completed(study, arm, runs_dir, stage): return done[1]
+    if full: require_ready(study, runs_dir)
     service = connect(base_url, study.spec.base_model)
     client = resolve(service.create_lora_training_client(base_model=study.spec.base_model, rank=study.spec.lora_rank, seed=recipe.arm.seed))
-    tokenizer = client.get_tokenizer()
-    attempt = open_attempt(study, arm, runs_dir, stage, **_manifest(recipe, service, client))
+    tokenizer,gpus,tell = client.get_tokenizer(), _gpus(describe(service, client)), _teller(recipe, runs_dir, full)
+    seal(study, runs_dir)
+    spending = meter(study, recipe.arm, gpus, runs_dir)
+    attempt = open_attempt(study, arm, runs_dir, stage, gpus=gpus, **_manifest(recipe, service, client))
+    cost = lambda: dict(wall_s=spending.wall_s, gpu_h=spending.gpu_h)
+    facts = {}
     try:
-        end = train(recipe, service, client, tokenizer, attempt, _printer(recipe.steps), _draw_curve(recipe, attempt, tokenizer, curve))
-        facts = dict(steps=end.steps, version=end.version, sampler_path=end.sampler_path)
+        spending.check()
+        tell(state='running', step=0)
+        end = train(recipe, service, client, tokenizer, attempt, _each(_printer(recipe.steps), lambda row: tell(state='running', step=row['step']+1), lambda row: spending.check()),
+            _each(_draw_curve(recipe, attempt, tokenizer, curve), _grade_checkpoints(recipe, attempt, tokenizer, items)))
+        facts = dict(steps=end.steps, version=end.version, sampler_path=end.sampler_path, critic_path=end.critic_path)
         if full: facts['eval'] = _evaluate(recipe, attempt, resolve(service.create_sampling_client(model_path=end.sampler_path)), tokenizer, items)
+        if full and not end.version: raise RuntimeError(f'{end.steps} steps, and the optimizer never stepped: every advantage was 0')
     except BaseException as e:
-        attempt.finish('interrupted' if isinstance(e, KeyboardInterrupt) else 'failed', cause=type(e).__name__, message=str(e))
+        status = 'interrupted' if isinstance(e, KeyboardInterrupt) else 'over_budget' if isinstance(e, OverBudget) else 'failed'
+        attempt.finish(status, cause=type(e).__name__, message=str(e), **facts, **cost())
+        tell(state='over_budget' if status=='over_budget' else 'failed', cause=f'{type(e).__name__}: {e}')
         raise
-    return attempt.finish('succeeded' if full else 'pilot', **facts)
+    result = attempt.finish('succeeded' if full else 'pilot', **facts, **cost())
+    tell(state='succeeded', step=end.steps)
+    return result
 
 # %% ../nbs/18_study.ipynb #5678bd4a
 def collect(
@@ -98,7 +140,7 @@ def collect(
     runs_dir=None, # Folder of all studies
 ) -> tuple: # (arm -> {item id: 0 or 1} of the complete arms, names of the arms that are not complete)
     "Items of every complete arm; raises ValueError where an evaluation is short, long, doubled, or graded by another grader."
-    items,missing = {},[]
+    study,items,missing = in_force(study, runs_dir),{},[]
     for a in study.arms:
         if not (done := completed(study, a.name, runs_dir)): missing.append(a.name); continue
         rows = read_rows(done[0]/'eval.jsonl')
@@ -107,7 +149,7 @@ def collect(
         items[a.name] = items_of(rows)
     return items, missing
 
-# %% ../nbs/18_study.ipynb #c4cab8e4
+# %% ../nbs/18_study.ipynb #b145010b
 @dataclass(frozen=True)
 class Waiting:
     "No decision yet."
@@ -115,20 +157,36 @@ class Waiting:
     def __str__(self): return f'no decision: {", ".join(self.missing)} not complete'
     def _repr_markdown_(self): return f'**no decision yet**: {", ".join(f"`{m}`" for m in self.missing)} not complete'
 
+def _threshold(study, items, runs_dir):
+    "The threshold rule: items of the last checkpoint, and of those before it, which lie in checkpoints.jsonl."
+    rule,curves = study.decision_rule,{}
+    treatment,baseline = study.weights(rule)
+    for a in (treatment, baseline):
+        f = completed(study, a, runs_dir)[0]/'checkpoints.jsonl'
+        rows = read_rows(f) if f.exists() else []
+        curves[a] = {step: items_of([r for r in rows if r['step']==step]) for step in rule.checkpoints[:-1]} | {rule.checkpoints[-1]: items[a]}
+        if short := [k for k,v in curves[a].items() if len(v)!=study.spec.eval.n_examples]: raise ValueError(f'{a}: the items were not all graded at steps {short}')
+    return threshold_rule(items, curves, treatment, baseline, rule.gap_validates, rule.gap_fails, rule.collapse_drop)
+
 def decide(
     study:Study, # What is registered
     runs_dir=None, # Folder of all studies
-): # A `Decision`; `Waiting` while an arm is not complete; None for a study without a rule
-    "Apply the registered rule to the complete arms and write decision.json; raises ValueError as `collect` does."
+): # A `Decision`, `Joint` or `ThresholdDecision`; `Waiting` while an arm is not complete; None for a study without a rule
+    "Apply the registered rule to the complete arms and write decision.json; controls are not waited for. Raises ValueError as `collect` does, or where a finding stands against it."
+    study = in_force(study, runs_dir)
     if not (rule := study.decision_rule): return None
+    study.require_sound('decide')
     items,missing = collect(study, runs_dir)
-    if missing: return Waiting(tuple(missing))
-    if len(rule.criteria)!=1: raise ValueError(f'{study.name} has {len(rule.criteria)} criteria; one is supported')
-    c = rule.criteria[0]
-    d = paired_hoeffding(items, study.weights(c), c.margin, rule.alpha, c.bounds, 1, c.metric)
+    if missing := [m for m in missing if not study.arm(m).control]: return Waiting(tuple(missing))
+    if rule.method=='threshold': d,criterion = _threshold(study, items, runs_dir), None
+    else:
+        d = joint_hoeffding(items, {c.id: dict(weights=study.weights(c), margin=c.margin, bounds=tuple(c.bounds), metric=c.metric) for c in rule.criteria}, rule.alpha)
+        criterion = list(d.criteria)
+        if len(criterion)==1: d,criterion = d.criteria[criterion[0]], criterion[0]
     accuracy = {a: sum(v.values())/len(v) for a,v in items.items()}
-    write_json(study_dir(study, runs_dir)/'decision.json', dict(asdict(d), study=study.name, spec_sha256=study.sha256, criterion=c.id, accuracy=accuracy,
+    write_json(study_dir(study, runs_dir)/'decision.json', dict(asdict(d), study=study.name, spec_sha256=study.sha256, criterion=criterion, accuracy=accuracy,
         attempts={a: completed(study, a, runs_dir)[0].name for a in items}))
+    update_status(study, runs_dir, outcome=d.outcome, decision=str(d).splitlines()[0])
     return d
 
 # %% ../nbs/18_study.ipynb #2c4e076a
@@ -178,7 +236,7 @@ def run_arm(
     **params # Refused unless run_arm.ipynb declares it
 ) -> dict: # result.json
     "Execute `run_arm.ipynb` for one arm and believe its result.json; raises ValueError on a mistake, RuntimeError where the arm did not complete."
-    study = load_spec(spec)
+    study = in_force(load_spec(spec), runs_dir)
     params = dict(spec=str(Path(spec).resolve()) if Path(spec).suffix=='.json' else spec, arm=arm, stage=stage, base_url=base_url, runs_dir=None if runs_dir is None else str(Path(runs_dir).resolve()), **params)
     _checked_parameters(notebook('run_arm.ipynb'), params)
     prepare(study, arm, stage)
@@ -198,16 +256,18 @@ def run_study(
     runs_dir=None, # Folder of all studies
     stage:str='full', # 'full' or 'pilot'
     base_url:str=None, # Endpoint; $TINKER_BASE_URL or the embedded backend if left out
+    controls:bool=True, # Run the arms that the rule does not weigh, too?
 ): # What `decide` returns; None after a pilot
     "Run every arm that is not complete, one after the other, and decide."
-    study = load_spec(spec)
-    for a in study.arms:
+    study = in_force(load_spec(spec), runs_dir)
+    for a in (a for a in study.arms if controls or not a.control):
         print(f'== {study.name}/{a.name}', flush=True)
         run_arm(spec, a.name, runs_dir, stage, base_url)
     return decide(study, runs_dir) if stage=='full' else None
 
-# %% ../nbs/18_study.ipynb #419b1d81
-KEPT = {'steps':None, 'curve':('step','item_id','correct'), 'eval':('item_id','correct','extracted','gold','reason','stop_reason','completion_tokens','text','grader')}
+# %% ../nbs/18_study.ipynb #d22eb221
+KEPT = {'steps':None, 'curve':('step','item_id','correct'), 'checkpoints':('step','item_id','correct'),
+    'eval':('item_id','correct','extracted','gold','reason','stop_reason','completion_tokens','text','grader')}
 
 def keep(
     study:Study, # What is registered
@@ -215,9 +275,11 @@ def keep(
     runs_dir=None, # Folder of all studies
 ) -> Path: # to/<study>
     "Copy the spec and the complete arms' rows; raises ValueError where an arm is not complete."
-    if missing := [a.name for a in study.arms if not completed(study, a.name, runs_dir)]: raise ValueError(f'{study.name}: {missing} not complete')
-    for a in study.arms:
-        source,_ = completed(study, a.name, runs_dir)
+    study = in_force(study, runs_dir)
+    done = {a.name: c for a in study.arms if (c := completed(study, a.name, runs_dir))}
+    if missing := [a.name for a in study.arms if a.name not in done and not a.control]: raise ValueError(f'{study.name}: {missing} not complete')
+    for a in (a for a in study.arms if a.name in done):
+        source,_ = done[a.name]
         goal = study_dir(study, to)/a.name/source.name
         goal.mkdir(parents=True, exist_ok=True)
         for name in ('manifest.json','result.json'): shutil.copy(source/name, goal)
@@ -225,5 +287,7 @@ def keep(
             if not (source/f'{name}.jsonl').exists(): continue
             rows = read_rows(source/f'{name}.jsonl')
             (goal/f'{name}.jsonl').write_text(''.join(row_line({k: r[k] for k in columns or r})+'\n' for r in rows), encoding='utf-8')
+    for f in (study_dir(study, runs_dir)/f for f in ('sealed.json','amendments.jsonl','gates.jsonl','preflight.json')):
+        if f.exists(): shutil.copy(f, study_dir(study, to))
     write_json(study_dir(study, to)/'spec.json', study.raw)
     return study_dir(study, to)

@@ -4,14 +4,17 @@
 
 # %% auto #0
 __all__ = ['NAMES', 'ITEMS', 'CONTAINERS', 'FAMILIES', 'ARITH_SPLITS', 'ARITH_CORPUS_SEED', 'SOURCES', 'PROMPT_ORDER', 'Problem',
-           'Family', 'worked_steps', 'solution', 'wrong_solution', 'arith_corpus', 'fingerprint', 'gold_of', 'Source',
-           'check_problems', 'load_task', 'shared_questions', 'prompt_order', 'require_prompts', 'draw', 'render']
+           'Family', 'worked_steps', 'solution', 'wrong_solution', 'arith_corpus', 'fingerprint', 'gold_of',
+           'with_options', 'Source', 'check_problems', 'load_task', 'shared_questions', 'prompt_order',
+           'require_prompts', 'draw', 'render']
 
-# %% ../nbs/01_tasks.ipynb #56309da3
+# %% ../nbs/01_tasks.ipynb #c4f54ca0
 import hashlib, json, os, random, tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 import numpy as np
@@ -174,27 +177,39 @@ def fingerprint(problems: list[Problem]) -> str: # sha256 in hex
     rows = [json.dumps([p.id, p.question, p.gold], ensure_ascii=False) for p in problems]
     return hashlib.sha256('\n'.join(rows).encode()).hexdigest()
 
-# %% ../nbs/01_tasks.ipynb #8771d1e9
+# %% ../nbs/01_tasks.ipynb #e3e0a8d7
 def gold_of(answer: str, # a worked answer of GSM8K
             ) -> str: # what follows its last `####`; empty where there is no marker
     "The gold answer of a GSM8K row, as written: commas stay."
     _, marker, gold = answer.rpartition('####')
     return gold.strip() if marker else ''
 
+def with_options(row: Mapping, # `question` and `options`, such as 'A)36'
+                 ) -> str:
+    "A multiple-choice question with one option a line; raises ValueError unless they are labelled A), B), C)… in order."
+    pairs = [option.split(')', 1) for option in row['options']]
+    if any(len(p) != 2 or p[0].strip() != letter for p, letter in zip_longest(pairs, 'ABCDE'[:len(pairs)], fillvalue=())) or not pairs: raise ValueError(f'options are not A) to E): {row["options"]}')
+    return '\n'.join([row['question'], *(f'{letter.strip()}) {text.strip()}' for letter, text in pairs)])
+
 @dataclass(frozen=True)
 class Source:
-    "Where the rows of a task lie and how its gold is read."
+    "Where the rows of a task lie and how its question and gold are read."
     files: Mapping[str, str] # split -> file below the data folder
     gold: Callable[[str], str] = str.strip # the row's `answer` -> gold
     hub: tuple[str, str] | None = None # dataset id and configuration on the hub
+    question: Callable[[Mapping], str] = itemgetter('question') # row -> what is asked
+    columns: tuple = ('question', 'answer') # what a row must have
+    hub_names: Mapping[str, str] = field(default_factory=dict) # the hub's names of splits and columns, where they differ -> the names here
 
 SOURCES = dict(
     gsm8k=Source({s: f'gsm8k/{s}.jsonl' for s in ('train', 'test')}, gold_of, ('openai/gsm8k', 'main')),
     svamp=Source({'test': 'svamp/test.jsonl'}),
     asdiv=Source({'test': 'asdiv/numeric.jsonl'}),
-    mawps=Source({s: f'mawps/{s}.jsonl' for s in ('addsub', 'multiarith', 'singleeq', 'singleop')}))
+    mawps=Source({s: f'mawps/{s}.jsonl' for s in ('addsub', 'multiarith', 'singleeq', 'singleop')}),
+    math500=Source({'test': 'math500/test.jsonl'}, hub=('HuggingFaceH4/MATH-500', 'default'), hub_names=dict(problem='question', unique_id='id')),
+    aqua=Source({s: f'aqua/{s}.jsonl' for s in ('dev', 'test')}, hub=('deepmind/aqua_rat', 'raw'), question=with_options, columns=('question', 'options', 'answer'), hub_names=dict(validation='dev', correct='answer')))
 
-# %% ../nbs/01_tasks.ipynb #d7eae1b5
+# %% ../nbs/01_tasks.ipynb #19b7d9ee
 def _file_rows(path: Path) -> list[dict]:
     from datasets import load_dataset
     with tempfile.TemporaryDirectory() as cache:
@@ -202,8 +217,9 @@ def _file_rows(path: Path) -> list[dict]:
 
 def _hub_rows(name: str, split: str) -> list[dict]:
     import datasets
-    (repo, config), file = SOURCES[name].hub, SOURCES[name].files[split]
-    try: return list(datasets.load_dataset(repo, config, split=split))
+    (repo, config), file, names = SOURCES[name].hub, SOURCES[name].files[split], SOURCES[name].hub_names
+    there = {here: hub for hub, here in names.items()}.get(split, split)
+    try: return [{names.get(k, k): v for k, v in row.items()} for row in datasets.load_dataset(repo, config, split=there)]
     except OSError as e: # no network, or no such dataset for this user
         raise FileNotFoundError(f'{name}/{split} could not be read from the hub ({repo}, {config}): {e}. Without a network, '
             f'set RXNB_DATA_DIR (or data_dir) to a folder that holds {file}') from e
@@ -215,7 +231,7 @@ def _rows(name: str, split: str, data_dir) -> list[dict]:
     if not (path := Path(folder)/file).is_file(): raise FileNotFoundError(f'{name}/{split}: no file {path} (data folder {folder}, from data_dir or RXNB_DATA_DIR)')
     return _file_rows(path)
 
-# %% ../nbs/01_tasks.ipynb #0489063a
+# %% ../nbs/01_tasks.ipynb #da245a7c
 def check_problems(problems: list[Problem]) -> list[Problem]: # the same list
     "Raise ValueError for an empty question, an empty gold or an id that comes twice."
     seen = set()
@@ -227,12 +243,14 @@ def check_problems(problems: list[Problem]) -> list[Problem]: # the same list
     return problems
 
 def _to_problem(name, split, index, row) -> Problem:
-    id = f'{name}/{split}/{row.get("id", index)}'
-    if missing := [k for k in ('question', 'answer') if row.get(k) is None]: raise ValueError(f'{id}: no {" and no ".join(missing)}; the row has {sorted(row)}')
-    return Problem(id, row['question'], SOURCES[name].gold(str(row['answer'])), {k: v for k, v in row.items() if k != 'question'})
+    id, source = f'{name}/{split}/{row.get("id", index)}', SOURCES[name]
+    if missing := [k for k in source.columns if row.get(k) is None]: raise ValueError(f'{id}: no {" and no ".join(missing)}; the row has {sorted(row)}')
+    try: question = source.question(row)
+    except ValueError as e: raise ValueError(f'{id}: {e}') from e
+    return Problem(id, question, source.gold(str(row['answer'])), {k: v for k, v in row.items() if k != 'question'})
 
-# %% ../nbs/01_tasks.ipynb #f421f1b8
-def load_task(name: str, # arith, gsm8k, svamp, asdiv or mawps
+# %% ../nbs/01_tasks.ipynb #230cc27d
+def load_task(name: str, # arith, gsm8k, svamp, asdiv, mawps, math500 or aqua
               split: str, # a split of the task
               data_dir: str | Path | None = None, # folder of the files; arith needs none
               ) -> list[Problem]: # in the order of the data

@@ -2,7 +2,7 @@
 import copy, json, os, subprocess, sys
 from pathlib import Path
 import nbformat, pandas as pd, pytest
-from rxnb.records import completed, read_rows
+from rxnb.records import attempts, completed, read_rows
 from rxnb.spec import load_spec
 from rxnb.study import decide, run_arm
 
@@ -113,8 +113,9 @@ def test_gsm8k_on_a_real_tokenizer_and_a_random_model(tmp_path):
     config = random_model('llama', tmp_path/'random')/'config.json' # its tokens are bytes, so GSM8K prompts are long
     config.write_text(json.dumps(dict(json.loads(config.read_text()), max_position_embeddings=4096)))
     raw = dict(load_spec('gsm8k_smoke').raw, base_model=str(tmp_path/'random'), max_seq_len=4096)
-    result = execute(load_spec(raw), 'grpo', runs_dir=tmp_path/'runs', data_dir=data)
-    assert result['eval']['n']==8 and result['steps']==2
+    with pytest.raises(RuntimeError, match='never stepped'): execute(load_spec(raw), 'grpo', runs_dir=tmp_path/'runs', data_dir=data) # no answer is right, so nothing is learned
+    result = attempts(load_spec(raw), 'grpo', tmp_path/'runs')[0][2]
+    assert (result['status'], result['eval']['n'], result['steps'])==('failed', 8, 2)
 
 def test_wheel_runs_without_the_repository(tmp_path):
     "Built, unpacked elsewhere, and run there: it finds its specs, its model and its notebooks."
