@@ -439,7 +439,7 @@ def _run_batch(engine, lora, batch, name, params, backward):
             grads = dict(zip(names, found))
     return logp.detach().cpu().numpy(), losses.detach(), grads
 
-# %% ../nbs/07_engine.ipynb #d87c4605
+# %% ../nbs/07_engine.ipynb #c62c2c6d
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -477,6 +477,7 @@ def _begin(engine, lora):
         else: engine.fast.mount(0, {})
         no_grads(engine.fast)
 
+# %% ../nbs/07_engine.ipynb #b491c794
 def _gather(engine, lora, grads):
     "Fill in what the fast way has summed."
     for k,(ab,c) in enumerate((('A', 1.), ('B', ALPHA/lora.rank))):

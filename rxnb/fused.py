@@ -54,7 +54,7 @@ def add_norm(
 BLOCK = 64                                                       # positions of a block
 POS, TOKEN, ACTIVE, INDEX, DRAWN, SEED, TEMPERATURE, TICK, TABLE = 0, 1, 2, 3, 4, 5, 7, 8, 16   # columns of the state; SEED takes two
 
-# %% ../nbs/06a_fused.ipynb #ec548907
+# %% ../nbs/06a_fused.ipynb #40593401
 @jit
 def _rope_kernel(qkv, stride, state, width, cos, sin, norms, eps, kp, vp, HQ:'tl.constexpr', HK:'tl.constexpr', D:'tl.constexpr', HALF:'tl.constexpr', BS:'tl.constexpr', T0:'tl.constexpr', NORM:'tl.constexpr'):
     r, hd, i = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, HALF)
@@ -90,6 +90,7 @@ def _rope_kernel(qkv, stride, state, width, cos, sin, norms, eps, kp, vp, HQ:'tl
             tl.store(dst+i, a.to(qkv.dtype.element_ty), mask=m)
             tl.store(dst+half+i, b.to(qkv.dtype.element_ty), mask=m)
 
+# %% ../nbs/06a_fused.ipynb #6bb61c27
 def rotate_and_store(
     qkv,        # [R, (HQ+2·HK)·d]; the queries are replaced by rotated ones
     state,      # int32 [R, 16+blocks]
@@ -114,7 +115,7 @@ def rotate_and_store(
     keys[block,:,pos%BLOCK], values[block,:,pos%BLOCK] = turned[:,HQ:], x[:,HQ+HK:]
     x[:,:HQ] = turned[:,:HQ]
 
-# %% ../nbs/06a_fused.ipynb #7d9fe40c
+# %% ../nbs/06a_fused.ipynb #6ed55dec
 @jit
 def _attend_kernel(qkv, stride, state, width, kp, vp, out, ostride, part, scale, window, HQ:'tl.constexpr', HK:'tl.constexpr', D:'tl.constexpr', BD:'tl.constexpr', BG:'tl.constexpr', BS:'tl.constexpr', T0:'tl.constexpr', S:'tl.constexpr'):
     p, sp = tl.program_id(0), tl.program_id(1)
@@ -155,6 +156,7 @@ def _attend_kernel(qkv, stride, state, width, kp, vp, out, ostride, part, scale,
         tl.store(part+row+D, m, mask=gi<G)
         tl.store(part+row+D+1, l, mask=gi<G)
 
+# %% ../nbs/06a_fused.ipynb #c8bbd251
 @jit
 def _merge_kernel(part, out, ostride, HQ:'tl.constexpr', D:'tl.constexpr', BD:'tl.constexpr', S:'tl.constexpr'):
     r, hd = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -172,6 +174,7 @@ def splits(
     "Into how many pieces the blocks of a row are cut: a power of two, 1 where there are programs enough."
     return 1 if programs>=256 else min(16, 512//_pow2(programs))
 
+# %% ../nbs/06a_fused.ipynb #af059e6f
 def paged_attention(
     qkv,         # [R, (HQ+2·HK)·d]: its queries are used
     state,       # int32 [R, 16+blocks]: each row attends to positions up to its own
@@ -216,7 +219,7 @@ def gate(
     if gu.is_cuda: _gate_kernel[(R, -(-I//1024))](gu, out, out.stride(0), I, 1024, num_warps=4); return
     a, b = gu.chunk(2, -1); out.copy_(F.silu(a)*b)
 
-# %% ../nbs/06a_fused.ipynb #9ded7abc
+# %% ../nbs/06a_fused.ipynb #f55eea95
 @jit
 def _sums_kernel(z, V, state, width, top, one, warm, arg, NB, B:'tl.constexpr', TEMP:'tl.constexpr'):
     r, b = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -231,6 +234,7 @@ def _sums_kernel(z, V, state, width, top, one, warm, arg, NB, B:'tl.constexpr', 
     tl.store(warm+r*NB+b, tl.sum(tl.exp((x-safe)*heat), 0))
     tl.store(arg+r*NB+b, tl.argmax(x, 0))
 
+# %% ../nbs/06a_fused.ipynb #aec2c636
 @jit
 def _draw_kernel(z, V, state, width, top, one, warm, arg, tokens, logps, W, x, M_, D, NB, B:'tl.constexpr', NBP:'tl.constexpr', DP:'tl.constexpr'):
     r = tl.program_id(0).to(tl.int64)
@@ -266,6 +270,7 @@ def _draw_kernel(z, V, state, width, top, one, warm, arg, tokens, logps, W, x, M
     tl.store(st+4, drawn+active)
     tl.store(st+8, (tick+1)%W)
 
+# %% ../nbs/06a_fused.ipynb #3f800ebf
 def _uniform(state):
     "float64 [R] in (0, 1): the random number of each row's next token."
     c = [state[:,k].long()&0xffffffff for k in (DRAWN, INDEX)]+[torch.zeros_like(state[:,0]).long()]*2
@@ -296,7 +301,7 @@ def draw(
     tokens.scatter_(1, tick, token); logps.scatter_(1, tick, (x.float()*W[token[:,0]].float()).sum(-1, keepdim=True)-z.logsumexp(-1, keepdim=True))
     state[:,TOKEN] = token[:,0].int(); state[:,POS] += state[:,ACTIVE]; state[:,DRAWN] += state[:,ACTIVE]; state[:,TICK] = (state[:,TICK]+1)%n
 
-# %% ../nbs/06a_fused.ipynb #e3e7b85e
+# %% ../nbs/06a_fused.ipynb #df756999
 @jit
 def _lse_kernel(z, stride, V, lse, B:'tl.constexpr'):
     r = tl.program_id(0).to(tl.int64)
@@ -331,6 +336,7 @@ def _log_sum_exp(z):
     _lse_kernel[(len(z),)](z, z.stride(0), z.shape[1], out, 2048, num_warps=8)
     return out
 
+# %% ../nbs/06a_fused.ipynb #2629a961
 def _to_dlogits(z, lse, y, g):
     "Turn logits [n,V] into the gradient of sum(g·log p_y), in place where the device allows."
     if not z.is_cuda:
@@ -358,6 +364,7 @@ def _target_logit(z, h, W, bias, A, B, y):
     _target_kernel[(n, K)](h, W, ha, W if A is None else B.contiguous(), W if bias is None else bias, y, out, H, r, K, _pow2(H), _pow2(max(r, 2)), A is not None, bias is not None, num_warps=4)
     return out
 
+# %% ../nbs/06a_fused.ipynb #508c8a99
 class _TargetLogp(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, W, bias, A, B, y, rows):
@@ -419,7 +426,7 @@ class AddNorm(torch.autograd.Function):
             out.copy_((s*(g-v*s*(g*v*s).mean(-1, keepdim=True))).to(h.dtype)+dh)
         return out, None if ctx.kind is None else out.to(ctx.kind), None, None, None
 
-# %% ../nbs/06a_fused.ipynb #0ca0cab6
+# %% ../nbs/06a_fused.ipynb #9f50bfd8
 @jit
 def _turn_kernel(x, pos, cos, sin, norms, eps, g, out, HT:'tl.constexpr', HQ:'tl.constexpr', HK:'tl.constexpr', D:'tl.constexpr', HEADS:'tl.constexpr', HALF:'tl.constexpr', NORM:'tl.constexpr', BACK:'tl.constexpr'):
     r, hd, i = tl.program_id(0).to(tl.int64), tl.arange(0, HEADS)[:,None], tl.arange(0, HALF)[None,:]
@@ -459,6 +466,7 @@ def _turn_kernel(x, pos, cos, sin, norms, eps, g, out, HT:'tl.constexpr', HQ:'tl
     tl.store(out+at, tl.where(turn, a2, a).to(out.dtype.element_ty), mask=m)
     tl.store(out+at+half, tl.where(turn, b2, b).to(out.dtype.element_ty), mask=m)
 
+# %% ../nbs/06a_fused.ipynb #55c4b8c5
 def _turned(x, c, s, norms, eps, HQ, HK):
     "The same in PyTorch: x [n,heads,d]."
     t, half = x[:,:HQ+HK].float(), x.shape[-1]//2

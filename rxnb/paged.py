@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'STACKS', 'unfit', 'Product', 'put', 'Paged', 'checked', 'Draft', 'decode', 'states', 'no_grads', 'grads']
 
-# %% ../nbs/06b_paged.ipynb #43595916
+# %% ../nbs/06b_paged.ipynb #e2529d4e
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fastcore.basics import patch
 from torch.utils.checkpoint import checkpoint
 
 from .fused import (ACTIVE, BLOCK, DRAWN, INDEX, POS, SEED, TABLE, TEMPERATURE, TICK, TOKEN, AddNorm, Gate, Turn, Widen,
@@ -69,7 +70,7 @@ def put(products, adapters):
     pairs = [(dst, src) for p in products for n,(_,views) in p.places.items() if n in adapters for dst,src in zip(views, adapters[n])]
     if pairs: torch._foreach_copy_(*map(list, zip(*pairs)))
 
-# %% ../nbs/06b_paged.ipynb #ebaa9394
+# %% ../nbs/06b_paged.ipynb #81b95fe7
 class Paged:
     "The fast decode step of an engine: its weights laid out anew, a pool of cache blocks, and a graph for each number of rows."
     def __init__(self, engine):
@@ -89,35 +90,40 @@ class Paged:
         self.pool, self.rooms, self.loaded, self.form, self.memory = None, {}, None, None, None
         self.width, self.window = 0, 0
 
-    @property
-    def products(self):
-        "By group; within a group all have the same form."
-        return dict(qkv=[l.qkv for l in self.layers], o=[l.o for l in self.layers], gu=[l.gu for l in self.layers], down=[l.down for l in self.layers], head=[self.head])
+# %% ../nbs/06b_paged.ipynb #8ddca938
+@patch(as_prop=True)
+def products(self:Paged):
+    "By group; within a group all have the same form."
+    return dict(qkv=[l.qkv for l in self.layers], o=[l.o for l in self.layers], gu=[l.gu for l in self.layers], down=[l.down for l in self.layers], head=[self.head])
 
-    def load(self, snap):
-        "Take over a snapshot's adapters; another rank or other sites lay the weights out anew."
-        if snap is self.loaded: return
-        self.mount(snap.rank, snap.adapters); self.loaded = snap
+@patch
+def load(self:Paged, snap):
+    "Take over a snapshot's adapters; another rank or other sites lay the weights out anew."
+    if snap is self.loaded: return
+    self.mount(snap.rank, snap.adapters); self.loaded = snap
 
-    def mount(self, rank, adapters):
-        "Put adapters {site: (A, B)} of a rank in place; none at all leaves zeros, and the graphs."
-        every = [p for ps in self.products.values() for p in ps]; self.loaded = None
-        if not adapters and self.form: torch._foreach_zero_([v for p in every for _,vs in p.places.values() for v in vs]); return
-        if (form:=(rank, frozenset(adapters)))!=self.form:
-            self.drop(); self.form = form
-            with torch.inference_mode(False), torch.no_grad():
-                for ps in self.products.values():
-                    on = rank if any(n in adapters for p in ps for n,_ in p.sites) else 0
-                    for p in ps: p.lay(on)
-        put(every, adapters)
+@patch
+def mount(self:Paged, rank, adapters):
+    "Put adapters {site: (A, B)} of a rank in place; none at all leaves zeros, and the graphs."
+    every = [p for ps in self.products.values() for p in ps]; self.loaded = None
+    if not adapters and self.form: torch._foreach_zero_([v for p in every for _,vs in p.places.values() for v in vs]); return
+    if (form:=(rank, frozenset(adapters)))!=self.form:
+        self.drop(); self.form = form
+        with torch.inference_mode(False), torch.no_grad():
+            for ps in self.products.values():
+                on = rank if any(n in adapters for p in ps for n,_ in p.sites) else 0
+                for p in ps: p.lay(on)
+    put(every, adapters)
 
-    def drop(self):
-        "Forget graphs whose tensors are about to move."
-        self.rooms.clear(); self.memory = None
+@patch
+def drop(self:Paged):
+    "Forget graphs whose tensors are about to move."
+    self.rooms.clear(); self.memory = None
 
-    def __repr__(self): return f'Paged({self.engine!r}, {0 if self.pool is None else self.pool.shape[2]} blocks, rows {sorted(self.rooms)})'
+@patch
+def __repr__(self:Paged): return f'Paged({self.engine!r}, {0 if self.pool is None else self.pool.shape[2]} blocks, rows {sorted(self.rooms)})'
 
-# %% ../nbs/06b_paged.ipynb #95b49fda
+# %% ../nbs/06b_paged.ipynb #6f6a8b5e
 def _room(self, R):
     "Buffers of a step for R rows."
     e, l, V, w = self.engine, self.layers[0], self.engine.vocab_size, self.HQ*self.d
@@ -158,6 +164,7 @@ def _ready(self, R):
         if self.engine.device.type=='cuda': _capture(self, b)
     return self.rooms[R]
 
+# %% ../nbs/06b_paged.ipynb #c88dfb55
 def _replay(self, b, state, n):
     "n steps from a state on the host: tokens and log-probabilities [R,n]."
     b.state.copy_(state, non_blocking=True)
@@ -190,7 +197,7 @@ def checked(
             log.warning('%s decodes in the plain loop: the fast step differs from the model by %.2g', engine, far); return None
     return self
 
-# %% ../nbs/06b_paged.ipynb #44ad0680
+# %% ../nbs/06b_paged.ipynb #e1bdccee
 @dataclass
 class Draft:
     "A sequence to sample."
@@ -216,6 +223,7 @@ def _fits(self):
     size = len(self.layers)*2*self.HK*BLOCK*self.d*self.embed.element_size()
     return int(.8*free)//size
 
+# %% ../nbs/06b_paged.ipynb #66e9fdcf
 class _Run:
     "The host's side of a batch."
     def __init__(self, paged, prompts, drafts, prefill, max_rows, window, most):
@@ -273,7 +281,7 @@ def _seat(self, s):
     row[TEMPERATURE] = np.float32(d.temperature).view(np.int32)
     blocks = self.at[d.prompt][:self.full[d.prompt]]+self.own[s]; row[TABLE:TABLE+len(blocks)] = blocks
 
-# %% ../nbs/06b_paged.ipynb #361e0119
+# %% ../nbs/06b_paged.ipynb #f525259c
 def _note(self, seats, tok, lp):
     "Record what the seats drew [n,steps], and where they end: seats that have finished."
     who, steps = self.who[seats], tok.shape[1]; have = self.count[who]
@@ -309,6 +317,7 @@ def _advance(self, most):
     live = np.flatnonzero(self.who>=0)
     if not self.waiting and len(live) and (R:=_rows(len(live), most))<self.b.R: self.slots(R, live.tolist())
 
+# %% ../nbs/06b_paged.ipynb #7af3c7e0
 def decode(
     self:Paged,
     prompts:list,   # of id lists
@@ -324,7 +333,7 @@ def decode(
     while (run.who>=0).any(): _advance(run, max_rows); _admit(run) if run.waiting else None
     return [(run.tokens[x,:n].copy(), run.logps[x,:n].copy(), bool(run.stopped[x])) for x,n in enumerate(run.count)]
 
-# %% ../nbs/06b_paged.ipynb #8542b5eb
+# %% ../nbs/06b_paged.ipynb #0d8d8f29
 class _Through(torch.autograd.Function):
     "(wide input, product) -> output; the adapters' gradients are added to the product's `gA` and `gB`."
     @staticmethod
@@ -351,6 +360,7 @@ def _layer(self, l, h, y, pos, B, attention, keep=None):
     h, x = AddNorm.apply(h, _Through.apply(Widen.apply(a, wide(l.o)), l.o), l.after, self.eps, wide(l.gu))
     return h, _Through.apply(Gate.apply(_Through.apply(x, l.gu), wide(l.down)), l.down)
 
+# %% ../nbs/06b_paged.ipynb #5fd21b1e
 def states(
     self:Paged,
     ids,            # [B,L], padded on the right
