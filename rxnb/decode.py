@@ -6,7 +6,7 @@
 __all__ = ['ROWS', 'TILE', 'SampleRequest', 'Sequence', 'SampleResult', 'philox', 'uniforms', 'pick', 'row_invariant',
            'tiled_attention', 'tiled_causal', 'Clock']
 
-# %% ../nbs/07a_decode.ipynb #3b7f293e
+# %% ../nbs/07a_decode.ipynb #4aef83ba
 import copy, math, secrets
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 
 from .engine import Engine, Snapshot, attend, causal_attention, _ids
+from .paged import Draft, decode, states
 
 # %% ../nbs/07a_decode.ipynb #6d0b5809
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def _keep_rows(layer, rows):
     if hasattr(layer, 'conv_states'): _map_states(layer, lambda name,i,t: t.index_select(0, rows))
     else: layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
 
-# %% ../nbs/07a_decode.ipynb #9a34072c
+# %% ../nbs/07a_decode.ipynb #9e5c54f4
 @contextmanager
 def _attending(f):
     token = attend.set(f)
@@ -249,10 +250,14 @@ def _prompt_batches(engine, requests):
         else: out.append([i])
     return out
 
+def _padded(engine, prompts):
+    "Ids [b,L] of a batch of prompts, padded on the right."
+    n = max(map(len, prompts)); n = n if engine.is_linear else _up(n, TILE)
+    return torch.as_tensor(np.stack([np.pad(np.asarray(p, np.int64), (0, n-len(p))) for p in prompts]), device=engine.device)
+
 def _prefill(engine, prompts):
     "The cache of a batch of prompts and their final states [b,L,H]."
-    n = max(map(len, prompts)); n = n if engine.is_linear else _up(n, TILE)
-    ids = torch.as_tensor(np.stack([np.pad(np.asarray(p, np.int64), (0, n-len(p))) for p in prompts]), device=engine.device)
+    ids = _padded(engine, prompts); n = ids.shape[1]
     pos = torch.arange(n, device=engine.device).clamp(max=engine.max_context-1).expand(len(prompts), n)
     cache = _new_cache(engine)
     with _attending(tiled_causal if engine.device.type=='cpu' and not engine.is_linear else causal_attention):
@@ -410,7 +415,24 @@ def _collect(batch, results):
         results[i].sequences.append(Sequence(tokens[x,:n].copy(), logprobs[x,:n].copy(), 'stop' if stopped[x] else 'length'))
         if k: results[i].topk_sample_logprobs = [*(results[i].topk_sample_logprobs or []), (top[0][x,:n,:k].copy(), top[1][x,:n,:k].copy())]
 
-# %% ../nbs/07a_decode.ipynb #973c6152
+# %% ../nbs/07a_decode.ipynb #7c9e8ced
+def _is_plain(r): return r.top_k<0 and r.top_p==1 and not r.topk_sample_logprobs
+
+def _sample_fast(engine, snap, requests, results, max_rows, check_every):
+    def prefill(numbers):
+        for idx in _prompt_batches(engine, [requests[i] for i in numbers]):
+            idx = [numbers[j] for j in idx]; layers = []
+            h = states(engine.fast, _padded(engine, [requests[i].prompt for i in idx]), causal_attention, False, layers)
+            for j,i in enumerate(idx): _about_prompt(engine, requests[i], h[j,:len(requests[i].prompt)], results[i])
+            yield idx, layers
+    room = lambda r: min(r.max_tokens or engine.max_context, engine.max_context-len(r.prompt)+1)
+    stops = [frozenset(engine.eos_ids if r.stop_ids is None else r.stop_ids) for r in requests]
+    drafts = [Draft(i, j, results[i].seed, r.temperature, room(r), stops[i], r.stop) for i,r in enumerate(requests) for j in range(r.num_samples)]
+    engine.fast.load(snap)
+    for d,(tokens,logps,stopped) in zip(drafts, decode(engine.fast, [r.prompt for r in requests], drafts, prefill, max_rows, check_every)):
+        results[d.prompt].sequences.append(Sequence(tokens, logps, 'stop' if stopped else 'length'))
+
+# %% ../nbs/07a_decode.ipynb #6fde8557
 def _sample_some(engine, requests, results, check_every):
     prefills = []
     for idx in _prompt_batches(engine, requests):
@@ -425,7 +447,7 @@ def _sample_some(engine, requests, results, check_every):
 def sample(self:Engine,
     snap:Snapshot,        # whose weights
     requests:list,        # of `SampleRequest`
-    max_rows:int=512,     # sequences in one batch at most (a request is not split)
+    max_rows:int=512,     # sequences in one batch at most (the plain loop does not split a request)
     check_every:int=None  # steps between looks at who has finished; None: 1 on CPU, 8 on CUDA
 ) -> list:
     "A `SampleResult` for each request; raises ValueError naming the request and the field."
@@ -433,9 +455,12 @@ def sample(self:Engine,
     results = [SampleResult(seed=secrets.randbits(63) if r.seed is None else int(r.seed)) for r in requests]
     check_every = check_every or (1 if self.device.type=='cpu' else 8)
     with self.lock, torch.inference_mode():
-        self.mount(snap.adapters); a = 0
-        while a < len(requests):
-            b, rows = a+1, requests[a].num_samples
-            while b < len(requests) and rows+requests[b].num_samples <= max_rows: rows += requests[b].num_samples; b += 1
-            _sample_some(self, requests[a:b], results[a:b], check_every); a = b
+        fast = [i for i,r in enumerate(requests) if _is_plain(r)] if self.fast else []; self.mount(snap.adapters)
+        if fast: _sample_fast(self, snap, [requests[i] for i in fast], [results[i] for i in fast], max_rows, check_every)
+        rest = [i for i in range(len(requests)) if i not in set(fast)]
+        while rest:
+            b, rows = 1, requests[rest[0]].num_samples
+            while b < len(rest) and rows+requests[rest[b]].num_samples <= max_rows: rows += requests[rest[b]].num_samples; b += 1
+            some, rest = rest[:b], rest[b:]
+            _sample_some(self, [requests[i] for i in some], [results[i] for i in some], check_every)
     return results

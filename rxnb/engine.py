@@ -6,7 +6,7 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #42123b19
+# %% ../nbs/07_engine.ipynb #e8edd55f
 import contextvars, hashlib, inspect, math, secrets, threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from fastcore.basics import patch
 
+from .fused import target_logp
 from .losses import torch_token_loss
+from .paged import checked, grads as fast_grads, no_grads, states
 
 # %% ../nbs/07_engine.ipynb #64b11247
 _SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
@@ -101,7 +103,7 @@ def _attention(module, query, key, value, attention_mask, scaling, dropout=0., s
     if softcap is not None or s_aux is not None: raise ValueError(f'{type(module).__name__} needs soft-capped attention or sinks, which the engine lacks')
     return attend.get()(query, key, value, scaling, sliding_window).transpose(1, 2).contiguous(), None
 
-# %% ../nbs/07_engine.ipynb #3c0bfd4f
+# %% ../nbs/07_engine.ipynb #82b3bd93
 ALPHA = 32
 SITES = dict(attn=('q_proj','k_proj','v_proj','o_proj','qkv_proj','in_proj_qkv','in_proj_z','in_proj_a','in_proj_b','in_proj_qkvz','in_proj_ba','out_proj'),
              mlp=('gate_proj','up_proj','down_proj','gate_up_proj'), unembed=('lm_head',))
@@ -111,7 +113,9 @@ class LoraLinear(nn.Linear):
     lora = None
     def forward(self, x):
         y = F.linear(x, self.weight, self.bias)
-        return y if self.lora is None else y + F.linear(F.linear(x, self.lora[0]), self.lora[1])
+        if self.lora is None: return y
+        if not x.is_cuda: return y + F.linear(F.linear(x, self.lora[0]), self.lora[1])
+        return torch.addmm(y.flatten(0,-2), F.linear(x, self.lora[0]).flatten(0,-2), self.lora[1].T).view(y.shape) # one pass over y less
 
 def _make_sites(model):
     "Turn the linear layers that can be adapted into `LoraLinear`, in place: {name: (layer, group)}."
@@ -133,19 +137,20 @@ def _pick_device(device):
     if device=='auto': return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     return torch.device(device)
 
-# %% ../nbs/07_engine.ipynb #30faa152
+# %% ../nbs/07_engine.ipynb #fb14fd25
 class Engine:
     "A frozen causal language model that trains and serves LoRA adapters; token ids only."
     def __init__(self,
         path,            # folder of a transformers model, or a hub id
         device='auto',   # 'auto' (CUDA where there is one), 'cpu', 'cuda', 'cuda:1'…
         dtype=None,      # None: float32 on CPU, bfloat16 on CUDA
-        micro_tokens:int=None # padded tokens of one forward pass in training; None: 4096 on CPU, 16384 on CUDA
+        micro_tokens:int=None # padded tokens of one forward pass in training, at most; None: 4096 on CPU, 8192 on CUDA
     ):
         from transformers import AttentionInterface
         self.path, self.device = str(path), _pick_device(device)
         self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype or (torch.bfloat16 if self.device.type=='cuda' else torch.float32)
-        self.micro_tokens = micro_tokens or (16384 if self.device.type=='cuda' else 4096)
+        if self.device.type=='cuda': torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False # partial sums stay in float32
+        self.micro_tokens = micro_tokens or (8192 if self.device.type=='cuda' else 4096)
         self.model = _load(path, self.dtype).to(self.device).eval().requires_grad_(False)
         self.backbone, self.head = self.model.get_decoder(), self.model.get_output_embeddings()
         self.config, self.lock = self.model.config.get_text_config(), threading.RLock()
@@ -159,7 +164,11 @@ class Engine:
         AttentionInterface.register('rxnb', _attention); self.model.set_attn_implementation('rxnb')
         self.sites = _make_sites(self.model)
         self.head = self.model.get_output_embeddings()
+        _fuse_norms(self.model); self.recompute = False
+        for l in self.backbone.layers: _recomputing(self, l)
+        self.head_site = next((n for n,(m,_) in self.sites.items() if m is self.head), None)
         _check_probe(self, probe, want)
+        self.fast = checked(self) if self.device.type=='cuda' else None
 
     def hidden(self, ids, cache=None, positions=None):
         "Final hidden states [B,L,H] of right-padded ids [B,L]; with a cache the keys and values go through it."
@@ -167,7 +176,24 @@ class Engine:
         return self.backbone(input_ids=ids, position_ids=positions, use_cache=cache is not None, **kw).last_hidden_state
     def __repr__(self): return f'Engine({Path(self.path).name!r}, {self.device}, {str(self.dtype)[6:]}, vocab_size={self.vocab_size}, max_context={self.max_context}, eos_ids={sorted(self.eos_ids)})'
 
-# %% ../nbs/07_engine.ipynb #075a68a8
+# %% ../nbs/07_engine.ipynb #e6b3bd1a
+_NORMS = ('LlamaRMSNorm', 'MistralRMSNorm', 'Qwen2RMSNorm', 'Qwen3RMSNorm')
+
+class _FusedNorm(nn.Module):
+    def forward(self, x): return F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)
+
+def _fuse_norms(model):
+    for m in model.modules():
+        if type(m).__name__ in _NORMS and m.weight.is_cuda: m.__class__ = _FusedNorm
+
+def _recomputing(engine, layer):
+    plain = layer.forward
+    def forward(*args, **kw):
+        if engine.recompute and torch.is_grad_enabled(): return checkpoint(plain, *args, use_reentrant=False, **kw)
+        return plain(*args, **kw)
+    layer.forward = forward
+
+# %% ../nbs/07_engine.ipynb #dbbd4a70
 def _eos_ids(model):
     ids = getattr(model.generation_config, 'eos_token_id', None)
     if ids is None: ids = model.config.get_text_config().eos_token_id
@@ -175,11 +201,11 @@ def _eos_ids(model):
 
 def _check_probe(engine, ids, want):
     with torch.inference_mode(): got = engine.head(engine.hidden(ids))
-    tol = (1e-3 if engine.dtype==torch.float32 else .1)*want.float().std()
-    if (d:=(got.float()-want.float()).abs().max()) > tol:
+    far = (got.float()-want.float()).abs(); d = far.max() if engine.dtype==torch.float32 else far.square().mean().sqrt()
+    if not d <= (1e-3 if engine.dtype==torch.float32 else .1)*want.float().std():
         raise ValueError(f'{engine.path!r} is not a plain stack of layers under an output matrix: its logits differ by {d:.2g} from those the engine computes')
 
-# %% ../nbs/07_engine.ipynb #5c2ebdd4
+# %% ../nbs/07_engine.ipynb #f63c0db1
 @dataclass
 class Lora:
     "A trainable adapter: float32 masters, accumulated gradient, AdamW moments."
@@ -192,9 +218,9 @@ class Lora:
     v: dict = field(default_factory=dict)           # second moments
     @property
     def sites(self): return [n[:-7] for n in self.params if n.endswith('.lora_A')]
-    def adapters(self, dtype):
-        "{site: (A, B·alpha/r)} in the base model's type, tied to the masters' graph."
-        return {s:(self.params[f'{s}.lora_A'].to(dtype), (self.params[f'{s}.lora_B']*(ALPHA/self.rank)).to(dtype)) for s in self.sites}
+    def adapters(self, dtype, sites=None):
+        "{site: (A, B·alpha/r)} in the base model's type, tied to the masters' graph; of some sites or of all."
+        return {s:(self.params[f'{s}.lora_A'].to(dtype), (self.params[f'{s}.lora_B']*(ALPHA/self.rank)).to(dtype)) for s in (self.sites if sites is None else sites)}
     def __repr__(self): return f'Lora(rank={self.rank}, seed={self.seed}, {len(self.sites)} sites, {sum(p.numel() for p in self.params.values()):,} parameters, step={self.step})'
 
 # %% ../nbs/07_engine.ipynb #083f11e5
@@ -310,13 +336,14 @@ def _check_datum(engine, i, d, name, params):
     two = lambda x: x if x.ndim==2 else x[:,None]
     return _Item(i, tokens, two(y), y.ndim==1, two(live), two(w), {k:two(v) for k,v in per.items()})
 
-# %% ../nbs/07_engine.ipynb #1fd3b90e
+# %% ../nbs/07_engine.ipynb #86f94900
 def _score(head, h, y):
     "log p of ids `y` [R,K] given final states `h` [R,H], float32."
     z = head(h).float()
     return z.gather(-1, y) - z.logsumexp(-1, keepdim=True)
 
 def _score_chunks(head, h, y, budget=2**26):
+    if h.is_cuda and len(h): return target_logp(h, head, y)
     rows = max(16, budget//head.weight.shape[0])
     if len(h)<=rows or not torch.is_grad_enabled(): parts = [_score(head, a, b) for a,b in zip(h.split(rows), y.split(rows))]
     else: parts = [checkpoint(_score, head, a, b, use_reentrant=False) for a,b in zip(h.split(rows), y.split(rows))]
@@ -337,13 +364,37 @@ def _flatten(batch, key, device):
     K = max(x.shape[1] for x in xs)
     return torch.as_tensor(np.concatenate([np.pad(x, ((0,0),(0,K-x.shape[1]))) for x in xs]), device=device)
 
-# %% ../nbs/07_engine.ipynb #dfac4b6e
+# %% ../nbs/07_engine.ipynb #40ce7944
+def _hidden(engine, ids):
+    "Final hidden states [B,L,H], by the fast way where the model takes it."
+    return states(engine.fast, ids, causal_attention, engine.recompute) if engine.fast else engine.hidden(ids)
+
+def _token_bytes(engine, lora):
+    "Bytes that a forward pass keeps for the backward pass, by token: measured once a rank, on 512 tokens."
+    known = vars(engine).setdefault('token_bytes', {})
+    if lora.rank not in known:
+        with torch.enable_grad():
+            if not engine.fast: engine.mount(lora.adapters(engine.dtype))
+            before = torch.cuda.memory_allocated(engine.device)
+            h = _hidden(engine, torch.zeros(4, 128, dtype=torch.int64, device=engine.device))
+            known[lora.rank] = (torch.cuda.memory_allocated(engine.device)-before)/512
+    return known[lora.rank]
+
+def _fitting(engine, lora, items):
+    "Padded tokens of a micro-batch, and whether layers must recompute for the longest sequence to fit."
+    if engine.device.type!='cuda': return engine.micro_tokens, engine.recompute
+    per, longest = _token_bytes(engine, lora), max(len(it.tokens) for it in items)
+    free = torch.cuda.mem_get_info(engine.device)[0]+torch.cuda.memory_reserved(engine.device)-torch.cuda.memory_allocated(engine.device)
+    fit = int(.8*free/(1.5*per))                                   # half as much again while the backward pass runs
+    return (min(engine.micro_tokens, fit), False) if fit>=longest else (longest, True)
+
+# %% ../nbs/07_engine.ipynb #96e9e9cc
 def _final_states(engine, batch):
     "Final hidden states of all real tokens of a batch, in order: [rows, H]."
     n = max(len(it.tokens) for it in batch)
     ids = torch.as_tensor(np.stack([np.pad(it.tokens, (0, n-len(it.tokens))) for it in batch]), device=engine.device)
     real = torch.as_tensor(np.stack([np.arange(n)<len(it.tokens) for it in batch]), device=engine.device)
-    return engine.hidden(ids)[real]
+    return _hidden(engine, ids)[real]
 
 def _locate(batch, bad):
     "Datum index and position of the first true element of `bad` [rows, K]."
@@ -367,11 +418,13 @@ def _batch_loss(batch, logp, live, name, params):
     if own: params = {k:pick(k) if k in own else torch.full_like(q[live], v) for k,v in params.items()}
     return torch_token_loss(name, logp[live], q[live], pick('advantages'), **params)*pick('weights')
 
-# %% ../nbs/07_engine.ipynb #aed14afd
+# %% ../nbs/07_engine.ipynb #a4d52441
 def _run_batch(engine, lora, batch, name, params, backward):
     "One micro-batch: log-probabilities [rows,K], per-token losses, and the gradient by parameter (or None)."
+    fast, sites = engine.fast, lora.sites if lora else []
+    if fast: sites = [s for s in sites if s==engine.head_site]          # the others' gradients gather in the fast way itself
     with torch.set_grad_enabled(backward):
-        engine.mount(lora.adapters(engine.dtype) if lora else {})
+        engine.mount(lora.adapters(engine.dtype, sites) if lora else {})
         h = _final_states(engine, batch)
         live, y = _flatten(batch, 'live', h.device), _flatten(batch, 'targets', h.device)
         rows = live.any(-1)
@@ -381,10 +434,12 @@ def _run_batch(engine, lora, batch, name, params, backward):
         losses = _batch_loss(batch, logp, live, name, params)
         grads = None
         if backward and live.any():
-            grads = dict(zip(lora.params, torch.autograd.grad(losses.sum(), list(lora.params.values()), allow_unused=True)))
+            names = [f'{s}.lora_{ab}' for s in sites for ab in 'AB']
+            found = torch.autograd.grad(losses.sum(), [lora.params[n] for n in names]+([fast.root] if fast else []), allow_unused=True)
+            grads = dict(zip(names, found))
     return logp.detach().cpu().numpy(), losses.detach(), grads
 
-# %% ../nbs/07_engine.ipynb #7d80e34a
+# %% ../nbs/07_engine.ipynb #c62c2c6d
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -400,19 +455,38 @@ def forward_backward(self:Engine,
     items = [_check_datum(self, i, d, loss_fn, params) for i,d in enumerate(data)]
     out, total, grads = [None]*len(items), 0., {n:torch.zeros_like(p) for n,p in lora.params.items()} if backward else None
     with self.lock:
-        for batch in _micro_batches(items, self.micro_tokens):
+        if self.fast: _begin(self, lora)
+        budget, self.recompute = _fitting(self, lora, items) if backward else (self.micro_tokens, False)
+        for batch in _micro_batches(items, budget):
             logp, losses, g = _run_batch(self, lora, batch, loss_fn, params, backward)
             total += float(losses.double().sum())
-            for n,x in (g or {}).items(): grads[n] += 0 if x is None else x
+            if g: torch._foreach_add_([grads[n] for n,x in g.items() if x is not None], [x for x in g.values() if x is not None])
             for it in batch:
                 mine, logp = logp[:len(it.tokens)], logp[len(it.tokens):]
                 out[it.i] = mine[:,0].copy() if it.flat else mine[:,:it.targets.shape[1]].copy()
+        if backward and self.fast: _gather(self, lora, grads)
         if backward: _keep(lora, grads)
     return out, {'loss:sum':total, 'live_tokens:sum':float(sum(it.live.sum() for it in items))}
 
+def _begin(engine, lora):
+    "Mount an adapter, or none, in the fast way, and begin its gradient."
+    with torch.no_grad():
+        if lora:
+            B = torch._foreach_mul([lora.params[f'{s}.lora_B'] for s in lora.sites], ALPHA/lora.rank)
+            engine.fast.mount(lora.rank, {s:(lora.params[f'{s}.lora_A'], b) for s,b in zip(lora.sites, B)})
+        else: engine.fast.mount(0, {})
+        no_grads(engine.fast)
+
+# %% ../nbs/07_engine.ipynb #b491c794
+def _gather(engine, lora, grads):
+    "Fill in what the fast way has summed."
+    for k,(ab,c) in enumerate((('A', 1.), ('B', ALPHA/lora.rank))):
+        found = fast_grads(engine.fast); torch._foreach_add_([grads[f'{s}.lora_{ab}'] for s in found], [g[k] for g in found.values()], alpha=c)
+
 def _keep(lora, grads):
-    bad = [n for n,g in grads.items() if not g.isfinite().all()]
-    if bad: raise ValueError(f'the gradient is not finite at {bad[0]} ({len(bad)} of {len(grads)} tensors); it was not kept')
+    if not bool(torch.stack(torch._foreach_norm(list(grads.values()))).isfinite().all()):
+        bad = [n for n,g in grads.items() if not g.isfinite().all()] or ['all of it: its norm overflows']
+        raise ValueError(f'the gradient is not finite at {bad[0]} ({len(bad)} of {len(grads)} tensors); it was not kept')
     lora.grads = grads if lora.grads is None else {n:lora.grads[n]+g for n,g in grads.items()}
 
 # %% ../nbs/07_engine.ipynb #96639679
@@ -449,7 +523,7 @@ def optim_step(self:Engine,
         lora.step, lora.grads = t, None
     return {'unclipped_grad_l2:mean':norm}
 
-# %% ../nbs/07_engine.ipynb #6acfded2
+# %% ../nbs/07_engine.ipynb #9765df62
 @patch
 def score(self:Engine,
     snap:Snapshot, # whose log-probabilities
@@ -460,6 +534,7 @@ def score(self:Engine,
     item = _Item(0, t[:-1], t[1:,None], True, None, None, {})
     with self.lock, torch.inference_mode():
         self.mount(snap.adapters)
+        if self.fast: self.fast.load(snap)
         return _score_chunks(self.head, _final_states(self, [item]), torch.as_tensor(item.targets, device=self.device))[:,0].cpu().numpy()
 
 # %% ../nbs/07_engine.ipynb #924c600a
