@@ -31,7 +31,7 @@ def trailing_mean(
     "Mean of the last few values at each step; it never looks ahead."
     return pd.Series(np.asarray(values_S, float)).rolling(window, min_periods=1).mean().to_numpy()
 
-# %% ../nbs/17_plots.ipynb #b0d1c086
+# %% ../nbs/17_plots.ipynb #8acae519
 def _reward(ax, steps, colour, label):
     "Mean reward of each step as points, its trailing mean as a line."
     ax.plot(steps.step, steps.reward_mean, '.', color=colour, alpha=.35, ms=5)
@@ -39,14 +39,12 @@ def _reward(ax, steps, colour, label):
     ax.set(title='Training reward, temperature 1', xlabel='step', ylabel='mean reward of a step')
 
 def _ratio(ax, steps, colour, label):
-    "Quantiles of the importance ratio of the sampled tokens; the axis never zooms into rounding."
+    "Quantiles of the importance ratio of the sampled tokens."
     s = steps.dropna(subset=['ratio_p99']) if 'ratio_p99' in steps else steps.iloc[:0]
     ax.set(title='Importance ratio (line p99, dots maximum)', xlabel='step', ylabel='trainer / sampler', yscale='log')
     if len(s):
         ax.plot(s.step, s.ratio_max, ':', color=colour, lw=1.2)
         ax.plot(s.step, s.ratio_p99, color=colour, label=label)
-        low,high = ax.get_ylim()
-        ax.set_ylim(min(low, .8), max(high, 1.25))
     for formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter): formatter('{x:g}')
 
 def _lag(ax, steps, colour, label):
@@ -62,7 +60,7 @@ def _accuracy(ax, curve, colour, label):
     ax.errorbar(at.index, at['mean'], se, fmt='o-', ms=4, capsize=2, color=colour, label=label)
     ax.set(title='Held-out accuracy, greedy', xlabel='step', ylabel=f'accuracy on {int(at["count"].min())} items')
 
-# %% ../nbs/17_plots.ipynb #879353e6
+# %% ../nbs/17_plots.ipynb #b093ae66
 def plot_training(
     frames:dict, # As `records.load` gives them
     arms, # Names of the arms in the order of the spec
@@ -78,6 +76,8 @@ def plot_training(
             rows = steps[steps.arm==a].sort_values('step')
             for ax,draw in ((axs[0,0],_reward), (axs[1,0],_ratio), (axs[1,1],_lag)): draw(ax, rows, colours[a], a)
             if (curve.arm==a).any(): _accuracy(axs[0,1], curve[curve.arm==a], colours[a], a)
+        low,high = axs[1,0].get_ylim()
+        axs[1,0].set_ylim(min(low, .8), max(high, 1.25)) # on-policy the ratio is 1 but for rounding, which is not worth a zoom
         if not len(curve): axs[0,1].set_axis_off()
         axs[0,0].legend(loc='best')
         if title: fig.suptitle(title)
