@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['COLOURS', 'STYLE', 'arm_colours', 'trailing_mean', 'plot_training', 'plot_decision']
 
-# %% ../nbs/17_plots.ipynb #9368dbb0
+# %% ../nbs/17_plots.ipynb #588ba8dd
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 # %% ../nbs/17_plots.ipynb #2e98175f
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
@@ -31,7 +31,7 @@ def trailing_mean(
     "Mean of the last few values at each step; it never looks ahead."
     return pd.Series(np.asarray(values_S, float)).rolling(window, min_periods=1).mean().to_numpy()
 
-# %% ../nbs/17_plots.ipynb #8acae519
+# %% ../nbs/17_plots.ipynb #1b44ab7e
 def _reward(ax, steps, colour, label):
     "Mean reward of each step as points, its trailing mean as a line."
     ax.plot(steps.step, steps.reward_mean, '.', color=colour, alpha=.35, ms=5)
@@ -45,7 +45,9 @@ def _ratio(ax, steps, colour, label):
     if len(s):
         ax.plot(s.step, s.ratio_max, ':', color=colour, lw=1.2)
         ax.plot(s.step, s.ratio_p99, color=colour, label=label)
-    for formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter): formatter('{x:g}')
+    ax.yaxis.set_major_locator(LogLocator(subs=(1,2,5)))
+    ax.yaxis.set_major_formatter('{x:g}')
+    ax.yaxis.set_minor_formatter('')
 
 def _lag(ax, steps, colour, label):
     "Executed lag of each step."
