@@ -235,7 +235,7 @@ class Trained:
     steps: int # Steps, skipped ones included
     critic_path: str|None # Training checkpoint of the critic; None where the arm has none
 
-# %% ../nbs/14_train.ipynb #fd9b4e6b
+# %% ../nbs/14_train.ipynb #6db948ee
 def train(
     recipe:Recipe, # From `prepare`
     service, # A tinker ServiceClient
@@ -246,11 +246,10 @@ def train(
     on_version:Callable=None, # Called with (step, sampling client) before the first step and after every step
 ) -> Trained:
     "Train one arm; every step is a row before the next begins. Raises FloatingPointError on a loss that is not finite."
-    ring,version,name = recipe.samplers, 0, f'{recipe.study.name}-{recipe.arm.name}-{attempt.path.name}'
+    ring,critic,version,name = recipe.samplers, arm_critic(recipe, service), 0, f'{recipe.study.name}-{recipe.arm.name}-{attempt.path.name}'
     open_sampler = lambda path: resolve(service.create_sampling_client(model_path=path))
     newest = client.save_weights_for_sampler(f'{name}-v0').result().path
     ring.push(version, newest)
-    critic = arm_critic(recipe, service)
     if on_version: on_version(0, open_sampler(newest))
     for step in range(recipe.steps):
         began = time.perf_counter()
@@ -262,16 +261,15 @@ def train(
         ready = time.perf_counter()
         learned = learn_step(recipe, client, rollouts, advantages)
         trained = time.perf_counter()
-        taught = teach_critic(critic, rollouts)
+        learned |= teach_critic(critic, rollouts)
         saving = time.perf_counter()
-        row = dict(step=step, version=version, sampler_version=sampled, lag=version-sampled, **reward_stats(rollouts), **learned, **taught)
+        row = dict(step=step, version=version, sampler_version=sampled, lag=version-sampled, **reward_stats(rollouts), **learned)
         if not row['skipped']:
             version += 1
             newest = client.save_weights_for_sampler(f'{name}-v{version}').result().path
             ring.push(version, newest)
         done = time.perf_counter()
-        sample_s = drawn-began-taught.get('critic_infer_s', 0.)
-        row.update(sample_s=sample_s, auxiliary_s=ready-drawn, train_s=trained-ready, save_s=done-saving, step_s=done-began, gen_tok_per_s=row['completion_tokens']/sample_s)
+        row.update(sample_s=(sample_s := drawn-began-learned.get('critic_infer_s', 0.)), auxiliary_s=ready-drawn, train_s=trained-ready, save_s=done-saving, step_s=done-began, gen_tok_per_s=row['completion_tokens']/sample_s)
         attempt.append('rollouts', rollout_rows(rollouts, advantages, step, sampled))
         attempt.append('steps', [row])
         if on_step: on_step(row)
