@@ -40,10 +40,11 @@ class Recipe:
         P = self.arm.groups_per_batch
         return [self.problems[i] for i in draw(self.order, step*P, P)]
 
-# %% ../nbs/14_train.ipynb #8ce5bc2f
+# %% ../nbs/14_train.ipynb #170e1635
 STAGES = ('full', 'pilot')
 SIDES = dict(features=lambda rollouts, critic: rollout_features(rollouts),
-             value=lambda rollouts, critic: critic.predict([r.prompt_tokens for r in rollouts])) # side data by the name that an estimator needs
+             value=lambda rollouts, critic: critic.predict([r.prompt_tokens for r in rollouts]), # side data by the name that an estimator needs
+             divergence=lambda rollouts, critic: [None]*len(rollouts)) # no prompt comes twice in a run, so none has a last reply to diverge from
 
 def prepare(
     study:Study, # What is registered
@@ -53,7 +54,7 @@ def prepare(
 ) -> Recipe:
     "Check an arm and load its prompts; raises ValueError naming what is unknown, missing, or too little."
     if stage not in STAGES: raise ValueError(f'unknown stage {stage!r}; known: {", ".join(STAGES)}')
-    study.require_sound()
+    study.require_sound(stage)
     a,s = study.arm(arm),study.spec
     grader_id(s.grader)
     loss_params(a.loss.name, **a.loss.params)
