@@ -148,7 +148,7 @@ def resolve(
     "What a future brings, or `x` itself."
     return x.result() if hasattr(x, 'result') else x
 
-# %% ../nbs/09_connect.ipynb #034f46ed
+# %% ../nbs/09_connect.ipynb #dba926d7
 def describe(
     service,            # `tinker.ServiceClient`
     training_client,    # `tinker.TrainingClient`
@@ -158,7 +158,7 @@ def describe(
     url,info = service.holder._base_url.rstrip('/'),training_client.get_info()
     kind = 'embedded' if url in _embedded_urls() else 'loopback' if _is_local(url) else 'remote'
     return dict(endpoint=kind, base_url=shown(url), sdk_version=tinker.__version__, base_model=info.model_data.model_name,
-        tokenizer_id=info.model_data.tokenizer_id, lora_rank=info.lora_rank, model_id=info.model_id)
+        tokenizer_id=Path(info.model_data.tokenizer_id).name if _is_local(url) else info.model_data.tokenizer_id, lora_rank=info.lora_rank, model_id=info.model_id)
 
 # %% ../nbs/09_connect.ipynb #fef35866
 TESTED_SDK = (0, 32), (0, 39)   # from, and before

@@ -6,8 +6,8 @@
 __all__ = ['PACKAGES', 'STAGES', 'FILES', 'row_line', 'append_rows', 'read_rows', 'write_json', 'environment', 'Attempt',
            'pack_rollouts', 'attempts', 'completed', 'open_attempt', 'load']
 
-# %% ../nbs/10_records.ipynb #6911657a
-import importlib.metadata, json, os, platform, subprocess, sys, time
+# %% ../nbs/10_records.ipynb #8b4b9ff7
+import importlib.metadata, json, os, platform, subprocess, time
 from dataclasses import dataclass, field
 from pathlib import Path
 import numpy as np
@@ -150,7 +150,7 @@ def completed(study, arm:str, runs_dir=None, stage:str='full'):
     good = {'full':'succeeded', 'pilot':'pilot'}[stage]
     return next(((p,r) for p,_,r in attempts(study, arm, runs_dir, stage) if r and r['status']==good), None)
 
-# %% ../nbs/10_records.ipynb #296ed4a8
+# %% ../nbs/10_records.ipynb #cba14d73
 def open_attempt(
     study, # A Study
     arm:str, # Name of an arm
@@ -169,7 +169,7 @@ def open_attempt(
     path = base/f'{STAGES[stage]}_{1+max((int(p.name.rsplit("_",1)[1]) for p in base.glob(f"{STAGES[stage]}_*")), default=0)}'
     path.mkdir()
     write_json(path/'manifest.json', dict(study=study.name, arm=arm, stage=stage, spec_sha256=study.sha256, spec=study.raw, earlier_attempts=len(before),
-        started_s=time.time(), pid=os.getpid(), argv=sys.argv[:1], environment=environment(), **facts))
+        started_s=time.time(), pid=os.getpid(), environment=environment(), **facts))
     return Attempt(path, study.sha256, lock)
 
 # %% ../nbs/10_records.ipynb #769496e9
