@@ -6,7 +6,7 @@
 __all__ = ['KEPT', 'held_out', 'execute', 'collect', 'Waiting', 'decide', 'notebook', 'only_declared', 'run_arm', 'run_study',
            'keep']
 
-# %% ../nbs/18_study.ipynb #95cba365
+# %% ../nbs/18_study.ipynb #58e128a9
 import ast, json, shutil, sys, tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,11 +17,12 @@ from .decision import Decision, items_of, joint_hoeffding, threshold_rule
 from .evaluate import greedy_rows, summarise
 from .grading import check_task, grader_id
 from .preflight import require_ready
+from .processes import device_names, side_by_side
 from .records import attempts, completed, open_attempt, read_rows, row_line, study_dir, write_json
 from .spec import Study, in_force, load_spec, seal
 from .status import update_status
 from .tasks import load_task
-from .train import Recipe, prepare, progress_line, train
+from .train import prepare, progress_line, train
 
 # %% ../nbs/18_study.ipynb #02800b04
 def held_out(
@@ -250,19 +251,25 @@ def run_arm(
     if not (done := completed(study, arm, runs_dir, stage)): raise RuntimeError(f'{study.name}/{arm}: the notebook ended, but no attempt is complete')
     return done[1]
 
-# %% ../nbs/18_study.ipynb #abcc8a40
+# %% ../nbs/18_study.ipynb #9ed25a14
+_ONE = 'import json,sys; from rxnb.study import run_arm; run_arm(**json.loads(sys.argv[1]))'
+
 def run_study(
     spec, # Name of a packaged spec, or the path of a JSON file
     runs_dir=None, # Folder of all studies
     stage:str='full', # 'full' or 'pilot'
     base_url:str=None, # Endpoint; $TINKER_BASE_URL or the embedded backend if left out
     controls:bool=True, # Run the arms that the rule does not weigh, too?
+    devices=None, # Such as '0,1' or 'cpu,cpu': arms side by side; one after the other if left out
 ): # What `decide` returns; None after a pilot
-    "Run every arm that is not complete, one after the other, and decide."
+    "Run every arm that is not complete, and decide; raises RuntimeError where an arm did not complete."
     study = in_force(load_spec(spec), runs_dir)
-    for a in (a for a in study.arms if controls or not a.control):
-        print(f'== {study.name}/{a.name}', flush=True)
-        run_arm(spec, a.name, runs_dir, stage, base_url)
+    names = [a.name for a in study.arms if controls or not a.control]
+    where = dict(spec=str(Path(spec).resolve()) if Path(spec).suffix=='.json' else spec, runs_dir=None if runs_dir is None else str(Path(runs_dir).resolve()), stage=stage, base_url=base_url)
+    if devices is not None: side_by_side({n: [sys.executable, '-c', _ONE, json.dumps(dict(where, arm=n))] for n in names if not completed(study, n, runs_dir, stage)}, device_names(devices))
+    for n in names if devices is None else ():
+        print(f'== {study.name}/{n}', flush=True)
+        run_arm(arm=n, **where)
     return decide(study, runs_dir) if stage=='full' else None
 
 # %% ../nbs/18_study.ipynb #d22eb221
