@@ -45,7 +45,7 @@ def probe(
     if isinstance(r, Exception): raise ConnectionError(f'no answer from {shown(base_url)}: GET {shown(url)} failed with {type(r).__name__}: {r}') from r
     return r.status_code
 
-# %% ../nbs/09_connect.ipynb #f0006e12
+# %% ../nbs/09_connect.ipynb #c3ed8fce
 _servers,_lock = {},threading.Lock()
 
 def embedded(
@@ -56,7 +56,7 @@ def embedded(
     key = os.getpid(),find_model(base_model)[1]
     with _lock:
         if key not in _servers or not _servers[key].alive:
-            _servers[key] = serve(base_model, device=device or os.environ.get('RXNB_DEVICE') or 'auto')
+            _servers[key] = serve(base_model, device=device or os.environ.get('RXNB_DEVICE') or 'auto', checkpoint_dir=os.environ.get('RXNB_CHECKPOINT_DIR'))
             atexit.register(_servers[key].close)
         return _servers[key]
 

@@ -6,13 +6,13 @@
 __all__ = ['KEPT', 'held_out', 'execute', 'collect', 'Waiting', 'decide', 'notebook', 'only_declared', 'run_arm', 'run_study',
            'keep']
 
-# %% ../nbs/18_study.ipynb #58e128a9
+# %% ../nbs/18_study.ipynb #41d197fc
 import ast, json, shutil, sys, tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 import rxnb
 from .budget import OverBudget, meter
-from .connect import connect, describe, resolve
+from .connect import connect, describe, endpoint, resolve
 from .decision import Decision, items_of, joint_hoeffding, threshold_rule
 from .evaluate import greedy_rows, summarise
 from .grading import check_task, grader_id
@@ -23,6 +23,7 @@ from .spec import Study, in_force, load_spec, seal
 from .status import update_status
 from .tasks import load_task
 from .train import prepare, progress_line, train
+from .warm import check_weights, open_client, read_warm_start
 
 # %% ../nbs/18_study.ipynb #02800b04
 def held_out(
@@ -57,12 +58,12 @@ def _evaluate(recipe, attempt, sampler, tokenizer, items):
         rows += batch
     return summarise(rows)
 
-# %% ../nbs/18_study.ipynb #3c2d9977
-def _manifest(recipe, service, client):
+# %% ../nbs/18_study.ipynb #d3e85f13
+def _manifest(recipe, service, client, warm):
     "What was executed: endpoint, base model, method, seeds, every optimizer field."
     s,a = recipe.study.spec, recipe.arm
     return dict(endpoint=describe(service, client), base_model=s.base_model, advantage=a.advantage.model_dump(), loss=a.loss.model_dump(), lag=a.lag.model_dump(),
-        optimizer=dict(s.optimizer.model_dump(), lr=a.lr), lora=dict(rank=s.lora_rank, seed=a.seed), seed=a.seed, grader=grader_id(s.grader), task=s.task.model_dump(), prompt=s.prompt.model_dump(),
+        optimizer=dict(s.optimizer.model_dump(), lr=a.lr), lora=dict(rank=s.lora_rank, seed=s.warm_start.seed if s.warm_start else a.seed), warm_start=warm, seed=a.seed, grader=grader_id(s.grader), task=s.task.model_dump(), prompt=s.prompt.model_dump(),
         sampling=s.sampling.model_dump(), steps=recipe.steps, group_size=a.group_size, groups_per_batch=a.groups_per_batch)
 
 def _printer(steps, out=print):
@@ -94,7 +95,7 @@ def _teller(recipe, runs_dir, full):
     "A function that tells status.json about the arm; a pilot is not told."
     return lambda **k: update_status(recipe.study, runs_dir, recipe.arm.name, steps=recipe.steps, **k) if full else None
 
-# %% ../nbs/18_study.ipynb #bbe3eab1
+# %% ../nbs/18_study.ipynb #9744e558
 def execute(
     study:Study, # What is registered
     arm:str, # Name of an arm
@@ -110,12 +111,13 @@ def execute(
     items,curve = (held_out(study, k, data_dir) if full and getattr(study.spec, k) else [] for k in ('eval','curve'))
     if done := completed(study, arm, runs_dir, stage): return done[1]
     if full: require_ready(study, runs_dir)
+    if endpoint(base_url) is None: check_weights(study)
     service = connect(base_url, study.spec.base_model)
-    client = resolve(service.create_lora_training_client(base_model=study.spec.base_model, rank=study.spec.lora_rank, seed=recipe.arm.seed))
+    client = open_client(study, recipe.arm, service, runs_dir)
     tokenizer,gpus,tell = client.get_tokenizer(), _gpus(describe(service, client)), _teller(recipe, runs_dir, full)
     seal(study, runs_dir)
     spending = meter(study, recipe.arm, gpus, runs_dir)
-    attempt = open_attempt(study, arm, runs_dir, stage, gpus=gpus, **_manifest(recipe, service, client))
+    attempt = open_attempt(study, arm, runs_dir, stage, gpus=gpus, **_manifest(recipe, service, client, read_warm_start(study, runs_dir)['path'] if study.spec.warm_start else None))
     cost = lambda: dict(wall_s=spending.wall_s, gpu_h=spending.gpu_h)
     facts = {}
     try:
