@@ -66,7 +66,7 @@ def weighted_arms(spec:Spec) -> set: # Names
     "Arms that the rule weighs, as far as its names resolve."
     return {spec.roles.get(k,k) for _,w in _weightings(spec) for k in w} & {a.name for a in spec.arms}
 
-# %% ../nbs/00_findings.ipynb #71cebb00
+# %% ../nbs/00_findings.ipynb #4d41eeae
 def _arms(spec):
     "Names, sizes and lags."
     names = [a.name for a in spec.arms]
@@ -92,7 +92,7 @@ def _splits(spec):
 
 def _rule(spec):
     "Does the rule speak of this study?"
-    names,seeds = [a.name for a in spec.arms],{a.seed for a in spec.arms if a.seed is not None}
+    names,seeds = [a.name for a in spec.arms],{a.seed for a in spec.arms if a.seed is not None and not a.control}
     for what,weights in _weightings(spec):
         try: named = resolve_weights(weights, spec.roles, names)
         except ValueError as e: yield block('weights', f'{what}: {e}', 'name arms in the weights, or map roles to arms', TRAINS); continue

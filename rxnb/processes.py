@@ -9,12 +9,12 @@ __all__ = ['device_names', 'side_by_side']
 import collections, os, queue, signal, subprocess
 from concurrent.futures import ThreadPoolExecutor
 
-# %% ../nbs/17b_processes.ipynb #47dd0aaa
+# %% ../nbs/17b_processes.ipynb #ebcce6bb
 def device_names(
-    devices # '0,1', 'cuda:0,cpu', or a sequence of such
+    devices # 0, '0,1', 'cuda:0,cpu', or a sequence of such
 ) -> list: # Names that torch knows; a device named twice runs two arms at a time
     "The devices that arms are spread over; raises ValueError naming one that is neither a number, 'cpu' nor 'cuda:<n>'."
-    names = [d.strip() for d in devices.split(',')] if isinstance(devices, str) else [str(d) for d in devices]
+    names = [d.strip() for d in str(devices).split(',')] if isinstance(devices, (str,int)) else [str(d) for d in devices] # papermill makes 0 of '0'
     names = [f'cuda:{d}' if d.isdecimal() else d for d in names]
     if bad := [d for d in names if not (d=='cpu' or d.startswith('cuda:') and d[5:].isdecimal())]: raise ValueError(f'{bad[0]!r} is no device; give cpu, cuda:<n>, or a number')
     if not names: raise ValueError('no device')

@@ -71,16 +71,16 @@ def _printer(steps, out=print):
     every = max(1, steps//20)
     return lambda row: out(progress_line(row, steps), flush=True) if (row['step']+1)%every==0 or row['step']==0 else None
 
-# %% ../nbs/18_study.ipynb #9798a499
+# %% ../nbs/18_study.ipynb #4df2b712
 def _gpus(endpoint):
     "GPUs that an attempt holds: those of this machine, or one elsewhere, which cannot be seen from here."
     import torch
     return 1 if endpoint['endpoint']=='remote' else int(torch.cuda.is_available())
 
 def _grade_checkpoints(recipe, attempt, tokenizer, items):
-    "A callback that grades the items of the decision at the checkpoints of a threshold rule, the last one excepted; None for another rule."
+    "A callback that grades the items of the decision at the checkpoints of a threshold rule, the last one excepted; None for another rule, and for an arm that it does not name: nobody looks at these items more often than the rule asks."
     s = recipe.study.spec
-    if not (s.decision_rule and s.decision_rule.method=='threshold'): return None
+    if not (s.decision_rule and s.decision_rule.method=='threshold' and recipe.arm.name in recipe.study.weights(s.decision_rule)): return None
     def at(step, sampler):
         if step not in s.decision_rule.checkpoints[:-1]: return
         for rows in greedy_rows(sampler, tokenizer, items, s.prompt, s.eval.max_tokens, s.grader):

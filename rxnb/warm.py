@@ -39,11 +39,17 @@ def taught(
     weights = lambda a,b: np.concatenate([np.zeros(len(a)-1, np.float32), np.full(len(b), 1/total, np.float32)])
     return [types.Datum(model_input=types.ModelInput.from_ints((a+b)[:-1]), loss_fn_inputs=dict(target_tokens=np.array((a+b)[1:], np.int64), weights=weights(a,b))) for a,b in pairs]
 
-# %% ../nbs/13a_warm.ipynb #9830e447
+# %% ../nbs/13a_warm.ipynb #ae6f5305
 def _identity(spec):
     "The sha256 of all that the weights after a warm start depend on."
     parts = spec.model_dump(mode='json', include={'base_model','weights','warm_start','lora_rank','max_seq_len','prompt','optimizer'})
     return sha256_of(dict(parts, task=spec.task.name))
+
+def _same(study, runs_dir):
+    "The warm start of another study in this folder that all of it agrees with, or None."
+    for f in sorted(study_dir(study, runs_dir).parent.glob('*/warm_start.json')):
+        out = json.loads(f.read_text(encoding='utf-8'))
+        if out['identity']==_identity(study.spec): return dict(out, taken_from=out.get('taken_from', f.parent.name))
 
 def check_weights(study):
     "Raise ValueError where the study names the file of its base model, and the folder on this machine that the embedded backend loads is not made from it."
@@ -63,19 +69,20 @@ def _teach(client, spec, problems, order, row):
         client.optim_step(adam).result()
         row(dict(step=step, loss_nats=loss, rows=[p.id for p in batch], step_s=time.perf_counter()-began))
 
-# %% ../nbs/13a_warm.ipynb #bfae8cc4
+# %% ../nbs/13a_warm.ipynb #c480a553
 def run_warm_start(
     study, # A Study
     runs_dir=None, # Folder of all studies
     base_url:str=None, # Endpoint; $TINKER_BASE_URL or the embedded backend if left out
     data_dir=None, # Folder of the task's files
 ) -> dict|None: # warm_start.json; None for a study that registers none
-    "Seal the study and run the supervised phase, unless that was done."
+    "Seal the study and run the supervised phase, unless that was done, here or for another study of the folder with the same base, rows and settings."
     study = in_force(study, runs_dir)
     s,folder = study.spec,study_dir(study, runs_dir)
     if not s.warm_start: return None
     if (folder/'warm_start.json').exists(): return read_warm_start(study, runs_dir)
     study.require_sound('preflight')
+    if same := _same(study, runs_dir): return seal(study, runs_dir) and (write_json(folder/'warm_start.json', same) or same)
     problems = load_task(s.task.name, s.warm_start.split, data_dir)
     require_prompts(len(problems), s.warm_start.steps, s.warm_start.batch_size)
     if endpoint(base_url) is None: check_weights(study)
