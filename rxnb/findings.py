@@ -225,8 +225,8 @@ def _gate_lags(spec):
             if v>=cal.max_pilot_steps: yield warn('calibration_lag', f'a calibration to lag {v:g} within {cal.max_pilot_steps} pilot steps never reaches that lag', f'allow at least {int(v)+1} pilot steps')
     if cal and cal.metric not in {c.metric for c in gate.checks}: yield block('calibration', f'the calibration belongs to {cal.metric!r}, which is no check', f'name one of {[c.metric for c in gate.checks]}', TRIES)
 
-# %% ../nbs/00_findings.ipynb #a125ca81
-GATE_METRICS = ('executed_sampler_lag_steps','kl_behavior_current_ratio_lag4_over_lag0','is_ratio_truncation_fraction_lag4','tailrl_weight_divergence_fraction','advantage_cosine','inverse_mean_reward_cv','executed_base_model',
+# %% ../nbs/00_findings.ipynb #968eac99
+GATE_METRICS = ('executed_sampler_lag_steps','kl_behavior_current_ratio_lag4_over_lag0','is_ratio_truncation_fraction_lag4','tailrl_weight_divergence_fraction','advantage_cosine','gradient_cosine','inverse_mean_reward_cv','executed_base_model',
     'executed_group_size_treatment','executed_group_size_baseline','pilot_mean_reward','kernel_effective_neighbors_p10','frac_nonzero_advantage_treatment','baseline_reward_corr')
 OF_ROLE = dict(executed_group_size_treatment='treatment', executed_group_size_baseline='baseline', pilot_mean_reward='treatment', kernel_effective_neighbors_p10='treatment', frac_nonzero_advantage_treatment='treatment', baseline_reward_corr='treatment')
 OF_LAG = ('kl_behavior_current_ratio_lag4_over_lag0','is_ratio_truncation_fraction_lag4')
