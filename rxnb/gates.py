@@ -66,7 +66,7 @@ def against(
     wrong = [b for v in values if (b := bad(v))]
     return Gate(metric, seen.value, bound, not wrong, '; '.join([*wrong, seen.what]))
 
-# %% ../nbs/12_gates.ipynb #e20765b1
+# %% ../nbs/12_gates.ipynb #50dbe29d
 def _span(steps, first, last):
     "Rows from step `first` to `last`, and words for them."
     rows = [r for r in steps if first<=r['step']<=last]
@@ -78,8 +78,10 @@ def executed_lag(
     span=None, # (first, last) step that counts; from step `lag` on if left out
 ) -> Seen: # Every lag that occurred
     "Lags of the steps in which the ring was full."
-    first,last = span or (lag, math.inf)
-    rows,covered = _span(steps, max(first, lag), last)
+    first,last = span or (0, math.inf)
+    full = [r for r in steps if r['version']>=lag]
+    rows,covered = _span(full, first, last)
+    if not rows: covered = f'no step{"" if span is None else f" from {first:g} to {last:g}"} with {lag} optimizer updates before it'
     return Seen(sorted({r['lag'] for r in rows}), covered)
 
 # %% ../nbs/12_gates.ipynb #8ba46c08

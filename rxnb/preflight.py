@@ -8,10 +8,10 @@ __all__ = ['REFERENCES', 'LOSS_TOLERANCE', 'GRADIENT_TOLERANCE', 'PROBLEMS', 'Li
            'weighted_datums', 'Norms', 'compare_gradients', 'gradient_lines', 'first_of', 'correctness', 'Off',
            'switched_off', 'off_equals_baseline', 'greedy', 'probe', 'restoration', 'check_samplers', 'Measured',
            'feasibility_problems', 'feasibility', 'measure_pilot', 'time_evaluation', 'solve_arith', 'audit_generated',
-           'wanted_preflights', 'not_ready', 'require_ready']
+           'wanted_preflights', 'standing_preflights', 'not_ready', 'require_ready']
 
-# %% ../nbs/13_preflight.ipynb #054e00dc
-import json, math, re, time
+# %% ../nbs/13_preflight.ipynb #772507f8
+import copy, json, math, re, time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -22,7 +22,7 @@ from .gates import read_gates
 from .losses import loss_params, token_loss
 from .records import study_dir, write_json
 from .rollouts import request_seed, rollout_features, sample_rollouts, token_columns, with_others
-from .spec import lineage
+from .spec import EXECUTED, canonical_json, lineage
 from .tasks import render, shared_questions
 
 # %% ../nbs/13_preflight.ipynb #6c87dcd2
@@ -549,7 +549,7 @@ def audit_generated(
     return Result('generation', (Line('problems solved again', len(sample), f'>= {min_sample}', len(sample)>=min_sample), at_most('label errors', len(wrong), max_label_errors, ', '.join(wrong[:3])),
         at_most('questions that stand in the evaluation', len(shared), max_overlaps, ', '.join(shared[:3]))))
 
-# %% ../nbs/13_preflight.ipynb #40b58a57
+# %% ../nbs/13_preflight.ipynb #4d39f0f8
 def wanted_preflights(
     spec, # Of the study
 ) -> list: # Names of results
@@ -559,12 +559,35 @@ def wanted_preflights(
     return [*([f'correctness/{p.id}' for p in c.paths] if c and c.required else []), *([*(f'probe/{a}' for a in arms), 'endpoint'] if spec.preflight else []),
         *(['restoration'] if r and r.applicable else []), *(['generation'] if g and g.required else []), *(['feasibility'] if spec.feasibility_required else [])]
 
+def _looked_at(raw, name):
+    "What a preflight's result depends on, with the calibrated parameter left out; for feasibility also what it was projected for."
+    cal,arms = (raw.get('activation_gate') or {}).get('calibration'), copy.deepcopy(raw['arms'])
+    if cal:
+        _,who,*path,last = cal['parameter'].split('.')
+        for a in arms:
+            at = a if who in ('*', a['name']) else None
+            for k in path: at = at.get(k) if isinstance(at, dict) else None
+            if isinstance(at, dict) and at.get(last) in cal['values']: at[last] = 'calibrated'
+    keys = EXECUTED+('preflight','correctness_preflight','restoration_preflight','generation_audit')+(('steps','pilot_steps','eval','curve','budget','feasibility') if name=='feasibility' else ())
+    return canonical_json(dict({k: raw.get(k) for k in keys}, arms=arms))
+
+def standing_preflights(
+    study, # The study in force
+    runs_dir=None, # Folder of all studies
+) -> dict: # Name -> its last row that still speaks of this study
+    "What was found and counts: under this hash, or under an earlier one whose amendments touched nothing that was looked at."
+    f = study_dir(study, runs_dir)/'preflight.json'
+    specs = {study.sha256: study.raw, **dict(lineage(study, runs_dir))}
+    rows = json.loads(f.read_text(encoding='utf-8')) if f.exists() else []
+    return {r['name']: r for r in rows if r['spec_sha256'] in specs and _looked_at(specs[r['spec_sha256']], r['name'])==_looked_at(study.raw, r['name'])}
+
+# %% ../nbs/13_preflight.ipynb #681eccff
 def not_ready(
     study, # The study in force
     runs_dir=None, # Folder of all studies
 ) -> list: # In words; empty where the full run may begin
     "Registered preflights and gates that have not passed."
-    seen = read_preflight(study, runs_dir, [h for h,_ in lineage(study, runs_dir)])
+    seen = standing_preflights(study, runs_dir)
     out = [f'{n}: {"not run" if n not in seen else "failed: "+", ".join(l["what"] for l in seen[n]["lines"] if not l["passed"])}' for n in wanted_preflights(study.spec) if not seen.get(n, {}).get('passed')]
     if study.gates:
         gates,rounds = read_gates(study, runs_dir)

@@ -12,7 +12,7 @@ def case(id):
     row = next(r for r in map(json.loads, cases.read_text().splitlines()) if r['id']==id)
     return row['input'],row['expected']
 
-def steps(lags): return [dict(step=t, lag=k) for t,k in enumerate(lags)]
+def steps(lags): return [dict(step=t, version=t, lag=k) for t,k in enumerate(lags)]
 
 def test_v01_the_gate_names_its_steps():
     given,want = case('v01')

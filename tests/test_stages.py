@@ -59,20 +59,21 @@ def test_a_lag_is_calibrated_once_and_stays_failed(tmp_path):
     "Lag 4 to 8, all lagged arms and the bounds of the check together; a pilot that fails again is final."
     raw = copy.deepcopy(load_spec('gates_tiny').raw)
     keep = ('executed_sampler_lag_steps','kl_behavior_current_ratio_lag4_over_lag0')
-    checks = [dict(c, steps=[4,9], **({'min':1e30} if c['metric']==keep[1] else {})) for c in raw['activation_gate']['checks'] if c['metric'] in keep]
-    raw.update(name='lag', batch_size=4, steps=12, pilot_steps=10, arms=[dict(a, groups_per_batch=1) for a in raw['arms'] if a['name']!='gs1_kernel'], roles={}, decision_rule=None, preflight=None, correctness_preflight=None, restoration_preflight=None, references=[],
-        feasibility_required=False, feasibility=None, generation_audit=None, experiment_features=None, activation_gate=dict(raw['activation_gate'], checks=checks, calibration=dict(metric=keep[1], parameter='arms.*.lag.updates', values=[4,8], max_pilot_steps=10, max_wall_minutes=10.)))
+    checks = [dict(c, steps=[4,11], **({'min':1e30} if c['metric']==keep[1] else {})) for c in raw['activation_gate']['checks'] if c['metric'] in keep]
+    arms = [dict(a, group_size=1, groups_per_batch=6, advantage=dict(name='batch_mean', params={})) for a in raw['arms'] if a['name'] in ('grpo_lag0','grpo_lag4')]
+    raw.update(name='lag', batch_size=6, steps=13, pilot_steps=12, arms=arms, roles={}, decision_rule=None, preflight=None, correctness_preflight=None, restoration_preflight=None, references=[], feasibility_required=False, feasibility=None,
+        generation_audit=None, experiment_features=None, activation_gate=dict(raw['activation_gate'], checks=checks, calibration=dict(metric=keep[1], parameter='arms.*.lag.updates', values=[4,8], max_pilot_steps=12, max_wall_minutes=30.)))
     study = load_spec(raw)
     gates = run_pilot(study, tmp_path)
     now = in_force(study, tmp_path)
-    assert gates.failed==[keep[1]] and [a.lag.updates for a in now.arms]==[0,8,8]
+    assert gates.failed==[keep[1]] and [a.lag.updates for a in now.arms]==[0,8]
     assert [(c.min, c.max) for c in now.gates if c.metric==keep[0]]==[(8,8)]
     amendment, = read_rows(tmp_path/'lag'/'amendments.jsonl')
     assert amendment['calibration'] and 'min' in str([c['path'] for c in amendment['changes']])
     rounds = read_rows(tmp_path/'lag'/'gates.jsonl')
     assert [[r['value'] for r in rounds if r['round']==n and r['metric']==keep[0]] for n in (1,2)]==[[[4]],[[8]]]
-    lags = {p.name: [r['lag'] for r in read_rows(p/'steps.jsonl')] for p in (tmp_path/'lag'/'tailrl_lag4').glob('pilot_*')}
-    assert lags=={'pilot_1': [0,1,2,3,4,4,4,4,4,4], 'pilot_2': [0,1,2,3,4,5,6,7,8,8]} # the failed pilot's rows stay
+    lags = {p.name: max(r['lag'] for r in read_rows(p/'steps.jsonl')) for p in (tmp_path/'lag'/'grpo_lag4').glob('pilot_*')}
+    assert lags=={'pilot_1': 4, 'pilot_2': 8} # the failed pilot's rows stay
     assert len(attempts(now, 'grpo_lag0', tmp_path, 'pilot'))==1 # its lag is 0: nothing changed
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob('*.jsonl')}
     assert run_pilot(study, tmp_path).failed==[keep[1]] and before=={p: p.stat().st_mtime_ns for p in tmp_path.rglob('*.jsonl')} # not a second time
