@@ -5,25 +5,27 @@
 # %% auto #0
 __all__ = ['registered_arms', 'check_path', 'run_preflights', 'gradient_cosine', 'run_pilot', 'run_feasibility']
 
-# %% ../nbs/18a_stages.ipynb #7d2ed62d
+# %% ../nbs/18a_stages.ipynb #bd22a947
 import json, time
 from functools import partial
 from itertools import chain
 from .advantages import estimator
 from .connect import connect, resolve
 from .evaluate import greedy_rows
+from .fields import Method, split_rows
 from .gates import Evidence, Gate, Gates, Seen, calibration_allowed, evaluate_gates, heldout_means, last_prompts, read_gates, read_pilots, record_gates, replayable
 from .losses import LOSSES, loss_params
 from .preflight import (Line, Measured, Result, advantage_check, audit_generated, check_samplers, compare_gradients, correctness, feasibility, fixed_batch, measure_pilot,
-    off_equals_baseline, probe, read_preflight, record_preflight, restoration, switched_off, time_evaluation, wanted_preflights)
+    off_equals_baseline, probe, record_preflight, restoration, standing_preflights, switched_off, time_evaluation, wanted_preflights)
 from .records import completed, read_rows
 from .rollouts import sample_rollouts, token_columns, with_others
-from .spec import Method, amend, calibration_changes, in_force, lineage
+from .spec import amend, calibration_changes, in_force
 from .study import execute
 from .tasks import draw, load_task, prompt_order
 from .train import _adam, submit_loss, trainer_logps
+from .warm import open_client
 
-# %% ../nbs/18a_stages.ipynb #2feb126b
+# %% ../nbs/18a_stages.ipynb #e09db1ec
 def registered_arms(study) -> list: # Of the spec
     "Arms that are no controls."
     return [a for a in study.arms if not a.control]
@@ -38,9 +40,6 @@ def _training_problems(study, n, data_dir):
     problems = load_task(s.task.name, s.task.train_split, data_dir)
     return [problems[i] for i in draw(prompt_order(len(problems), study.arms[0].seed), 0, n)]
 
-def _client(study, service, arm):
-    return resolve(service.create_lora_training_client(base_model=study.spec.base_model, rank=study.spec.lora_rank, seed=arm.seed))
-
 def _fixed(study, client, problems, loss=None):
     "Eight rollouts of two training prompts from the weights of a client, as a fixed batch, with the other tokens that a loss wants."
     s = study.spec
@@ -49,16 +48,17 @@ def _fixed(study, client, problems, loss=None):
     p = loss_params(loss.name, **loss.params) if loss else {}
     return fixed_batch(with_others(sampler, rollouts, p['auxiliary'], p['k'], (0, 0)) if 'auxiliary' in p else rollouts)
 
-# %% ../nbs/18a_stages.ipynb #94c10992
+# %% ../nbs/18a_stages.ipynb #f667ca4d
 def check_path(
     study, # A Study
     path, # A registered code path
     service, # A ServiceClient
     problems, # Training problems
+    runs_dir=None, # Folder of all studies
 ) -> Result: # correctness/<path>
     "Every loss and advantage of the arms, within the tolerances of the path."
     arms,t = registered_arms(study),path.tolerances
-    client = _client(study, service, arms[0])
+    client = open_client(study, arms[0], service, runs_dir)
     losses = _distinct(a.loss for a in arms)
     batches = [_fixed(study, client, problems, m) for m in losses] # before the weights move
     submit_loss(client, _fixed(study, client, problems), 'importance_sampling', {}).result()
@@ -69,23 +69,24 @@ def check_path(
         if off := switched_off(m.name, m.params): results.append(off_equals_baseline(client, submit_loss, columns, off, m.name, t.baseline_loss.model_dump(), t.baseline_gradient.model_dump(), trainer_logps))
     return Result(f'correctness/{path.id}', tuple(Line(f'{r.name.split("/", 1)[1]}: {l.what}', l.value, l.limit, l.passed, l.note) for r in results for l in r.lines))
 
-# %% ../nbs/18a_stages.ipynb #c59eca26
+# %% ../nbs/18a_stages.ipynb #b29bd652
 def _plain_loss(study):
     "A loss of the study that is a sum over sampled tokens, else importance sampling."
     plain = (a.loss for a in registered_arms(study) if LOSSES[a.loss.name].reduction=='sum' and 'auxiliary' not in LOSSES[a.loss.name].params)
     return next(plain, Method(name='importance_sampling', params={}))
 
-def _preflight(study, name, service, problems, data_dir):
+def _preflight(study, name, service, problems, data_dir, runs_dir):
     "One registered preflight by its name."
     s,(kind,_,which) = study.spec,name.partition('/')
-    if kind=='correctness': return check_path(study, next(p for p in s.correctness_preflight.paths if p.id==which), service, problems)
-    if kind=='probe': return probe(service, s, study.arm(which), submit_loss, _adam(study.arm(which), s.optimizer), problems)
+    if kind=='correctness': return check_path(study, next(p for p in s.correctness_preflight.paths if p.id==which), service, problems, runs_dir)
+    if kind=='probe': return probe(service, s, study.arm(which), submit_loss, _adam(study.arm(which), s.optimizer), problems, client=open_client(study, study.arm(which), service, runs_dir))
     if kind=='endpoint': return check_samplers(service, s, _plain_loss(study), submit_loss, problems)
     if kind=='generation':
         a = s.generation_audit
         return audit_generated(load_task(s.task.name, s.task.train_split, data_dir), load_task(s.task.name, s.task.eval_split, data_dir), min_sample=a.min_sample_size, max_label_errors=a.max_label_errors, max_overlaps=a.max_eval_overlaps)
     groups = [[a.name for a in g.arms] for g in s.restoration_preflight.groups]
-    results = [restoration({n: _client(study, service, study.arm(n)) for n in names}, _fixed(study, _client(study, service, study.arm(names[0])), problems), {n: _adam(study.arm(n), s.optimizer) for n in names}) for names in groups]
+    client = lambda n: open_client(study, study.arm(n), service, runs_dir)
+    results = [restoration({n: client(n) for n in names}, _fixed(study, client(names[0]), problems), {n: _adam(study.arm(n), s.optimizer) for n in names}) for names in groups]
     return Result('restoration', tuple(chain.from_iterable(r.lines for r in results)))
 
 def run_preflights(
@@ -97,20 +98,21 @@ def run_preflights(
     "Execute every registered preflight that has not passed yet, and write down what came of it."
     study = in_force(study, runs_dir)
     study.require_sound('preflight')
-    seen = read_preflight(study, runs_dir, [h for h,_ in lineage(study, runs_dir)])
+    seen = standing_preflights(study, runs_dir)
     names = [n for n in wanted_preflights(study.spec) if n!='feasibility']
     todo,out = [n for n in names if not seen.get(n, {}).get('passed')],[]
     service,problems = (connect(base_url, study.spec.base_model), _training_problems(study, 8, data_dir)) if todo else (None, None)
     for n in names:
         if n not in todo: out.append(Result(n, tuple(Line(**l) for l in seen[n]['lines']))); continue
-        out.append(_preflight(study, n, service, problems, data_dir))
+        out.append(_preflight(study, n, service, problems, data_dir, runs_dir))
         record_preflight(study, out[-1], runs_dir)
     return out
 
-# %% ../nbs/18a_stages.ipynb #81ae5043
+# %% ../nbs/18a_stages.ipynb #3b9be71a
 def gradient_cosine(
     study, # A Study
     pilots:dict, # Arm -> Pilot
+    runs_dir=None, # Folder of all studies
     base_url:str=None, # Endpoint
     data_dir=None, # Folder of the task's files
 ) -> Seen: # -1 to 1
@@ -118,7 +120,7 @@ def gradient_cosine(
     try: a = replayable(Evidence({}, pilots)).arm
     except LookupError as e: return Seen(None, str(e)) # what the check is to report
     s,service = study.spec,connect(base_url, study.spec.base_model)
-    client = _client(study, service, a)
+    client = open_client(study, a, service, runs_dir)
     sampler = resolve(client.save_weights_and_get_sampling_client(name=f'cosine-{time.time_ns()}'))
     rollouts = sample_rollouts(sampler, client.get_tokenizer(), _training_problems(study, a.groups_per_batch, data_dir), s.prompt, s.sampling, a.group_size, s.max_seq_len, (a.seed, 0), grader=s.grader, reward=s.task.reward)
     advantages = lambda name, params: estimator(name, **params)([r.reward for r in rollouts], [r.prompt_id for r in rollouts]).advantage_B
@@ -128,7 +130,7 @@ def gradient_cosine(
     n = compare_gradients(client, of(own), of(base), of(-base))
     return Seen(n.cosine, f'{a.name}: {len(rollouts)} rollouts, norms {n.first:.4g} and {n.second:.4g}') if n else Seen(None, 'the endpoint reports no gradient norm')
 
-# %% ../nbs/18a_stages.ipynb #e7eb41ab
+# %% ../nbs/18a_stages.ipynb #f623ba7a
 def _evidence(study, runs_dir, base_url, data_dir):
     "Rows of the pilots, and held-out samples where a check asks for them."
     s,pilots = study.spec,read_pilots(study, runs_dir)
@@ -137,9 +139,9 @@ def _evidence(study, runs_dir, base_url, data_dir):
         service,a = connect(base_url, s.base_model), study.arm(t)
         wanted,problems = last_prompts(pilots[t].rollouts), {p.id: p for p in load_task(s.task.name, s.task.train_split, data_dir)}
         sampler = resolve(service.create_sampling_client(model_path=completed(study, t, runs_dir, 'pilot')[1]['sampler_path']))
-        heldout = heldout_means(sampler, _client(study, service, a).get_tokenizer(), [problems[k] for k in wanted], s, seed=a.seed)
-    gradients = (gradient_cosine(study, pilots, base_url, data_dir),) if any(c.metric=='gradient_cosine' for c in study.gates) else ()
-    return Evidence(dict(s.roles), pilots, heldout, f'{s.task.name}/{s.task.train_split}/', *gradients)
+        heldout = heldout_means(sampler, open_client(study, a, service, runs_dir).get_tokenizer(), [problems[k] for k in wanted], s, seed=a.seed)
+    gradients = (gradient_cosine(study, pilots, runs_dir, base_url, data_dir),) if any(c.metric=='gradient_cosine' for c in study.gates) else ()
+    return Evidence(dict(s.roles), pilots, heldout, f'{s.task.name}/{split_rows(s.task.train_split)[0]}/', *gradients)
 
 def _pilot(study, runs_dir, base_url, data_dir, max_minutes=None, **facts):
     "Pilots of all registered arms, and their gates."
@@ -169,7 +171,7 @@ def run_pilot(
     study = amend(study, calibration_changes(study, cal.values[1]), f'registered calibration: {why}', runs_dir)
     return _pilot(study, runs_dir, base_url, data_dir, cal.max_wall_minutes, calibration=why)
 
-# %% ../nbs/18a_stages.ipynb #b477633c
+# %% ../nbs/18a_stages.ipynb #77190b1a
 def run_feasibility(
     study, # A Study
     runs_dir=None, # Folder of all studies
@@ -189,7 +191,7 @@ def run_feasibility(
         if eval_s is None:
             service = connect(base_url, s.base_model)
             sampler = resolve(service.create_sampling_client(model_path=result['sampler_path']))
-            rows = partial(greedy_rows, sampler, _client(study, service, a).get_tokenizer(), prompt=s.prompt, max_tokens=s.eval.max_tokens, grader=s.grader)
+            rows = partial(greedy_rows, sampler, open_client(study, a, service, runs_dir).get_tokenizer(), prompt=s.prompt, max_tokens=s.eval.max_tokens, grader=s.grader)
             eval_s = time_evaluation(rows, _training_problems(study, timed, data_dir), s.eval.n_examples)
         graded = len({0, s.steps, *range(0, s.steps, s.curve.every)})*s.curve.n_examples if s.curve else 0
         measured[a.name] = Measured(**measure_pilot(read_rows(folder/'steps.jsonl'), manifest, result['finished_s']), eval_s=eval_s, curve_s=eval_s/s.eval.n_examples*graded,
