@@ -308,7 +308,7 @@ def simulated_power(
     bet,score = (np.concatenate(x) for x in zip(*out))
     return float(bet.mean()), float(score.mean()) if len(score) else None
 
-# %% ../nbs/16_decision.ipynb #490b4da6
+# %% ../nbs/16_decision.ipynb #f255794b
 def validation_bound(
     n:int, # Items
     effect:float, # True mean of the contrast
@@ -321,6 +321,7 @@ def validation_bound(
     tail = math.exp(-2*n*(effect-must_exceed)**2/R**2)
     return (0., 1.) if effect==must_exceed else (0., tail) if effect<must_exceed else (1-tail, 1.)
 
+# %% ../nbs/16_decision.ipynb #3eada918
 def contrast_atoms(
     weights, # Weight of each arm
     effect:float, # True mean of the contrast
@@ -380,7 +381,7 @@ class Reach:
         more = 'no number of items would do' if self.items_for_plausible is None else f'{self.items_for_plausible:,} items would be needed'
         return f'a true effect of {self.plausible:+g} is not enough: an observed mean above {self.must_exceed:+.6f} validates, and {self.n:,} items leave ±{self.half_width:.4f}; {more}'
 
-# %% ../nbs/16_decision.ipynb #0b2896b4
+# %% ../nbs/16_decision.ipynb #a560d26d
 def _reach_markdown(self):
     share = lambda x: '' if x is None else f'{x:.3f}'
     any_law = lambda e: '' if e not in self.limits else f'at most {self.limits[e][1]:.3f}' if self.limits[e][0]==0 else f'at least {self.limits[e][0]:.3f}'
@@ -396,6 +397,7 @@ class Reaches(list):
     def warnings(self) -> list: return [r.warning for r in self if r.warning]
     def _repr_markdown_(self): return '\n\n'.join(r._repr_markdown_() for r in self) or 'no rule is registered'
 
+# %% ../nbs/16_decision.ipynb #1ee48d0d
 def reach_of(
     criterion:str, # Id
     n:int, # Items
@@ -457,7 +459,7 @@ def threshold_outcomes(t, b, t_lost, b_lost, n:int, validated_from:float, failed
     validated = (gap>=math.ceil(hi)) | (b_fell & ~t_fell)
     return validated, ~validated & (gap<math.ceil(lo)) & (t_fell==b_fell)
 
-# %% ../nbs/16_decision.ipynb #59761e21
+# %% ../nbs/16_decision.ipynb #b644a0bf
 @dataclass(frozen=True)
 class ThresholdReach:
     "What a rule of thresholds would say, and how often."
@@ -480,6 +482,7 @@ class ThresholdReach:
             f'{", ".join(map(str, self.steps))} are a collapse; a collapse of the baseline alone validates.\n\n{self.studies:,} simulated studies a row, baseline at 0.5; the drop is that of the baseline since every earlier checkpoint.\n\n'
             f'| true gap | true drop | discordant | validated | failed | inconclusive |\n|---|---|---|---|---|---|\n{rows}')
 
+# %% ../nbs/16_decision.ipynb #6bb635e1
 def threshold_reach(
     criterion:str, # Treatment less baseline
     n:int, # Items

@@ -166,7 +166,7 @@ def both_sides(
     above,below = int((r>cap).sum()), int((r<cap).sum())
     return Line(f'ratios around {cap:g}', f'{above} above, {below} below', 'both', above>0 and below>0, '' if above and below else 'not informative: all ratios lie on one side')
 
-# %% ../nbs/13_preflight.ipynb #b5afd2d9
+# %% ../nbs/13_preflight.ipynb #678d964c
 def still(
     client, # A TrainingClient
 ) -> float|None: # Norm, or None where the endpoint does not tell
@@ -187,6 +187,7 @@ def weighted_datums(
     if apart: pairs = [(tokens, y[:,j], w[:,j]) for tokens,y,w in pairs for j in range(y.shape[1])]
     return [types.Datum(model_input=types.ModelInput.from_ints(tokens.tolist()), loss_fn_inputs=dict(target_tokens=np.ascontiguousarray(y), weights=np.ascontiguousarray(w))) for tokens,y,w in pairs]
 
+# %% ../nbs/13_preflight.ipynb #93a2774f
 @dataclass(frozen=True)
 class Norms:
     "Two gradients by their norms."
