@@ -75,7 +75,7 @@ def window_rows(
         answer[s,-min(window, b):] = np.arange(max(0, b-window), b)
     return ask, answer
 
-# %% ../nbs/02c_family.ipynb #af8937af
+# %% ../nbs/02c_family.ipynb #9957866b
 def _standardised(x_P, answer, window_ok):
     "Scale of a feature at each step: 1/sd over the window, or 0 where it is constant there. [S]"
     import torch
@@ -102,7 +102,7 @@ class Windows:
         scored = np.ones(len(s), bool) if scored_P is None else np.asarray(scored_P, bool)
         keep = (scored[ask] & (ask>=0)).any(1)
         ask,answer = ask[keep],answer[keep]
-        T = lambda x: torch.as_tensor(x, device=device)
+        T = lambda x: torch.as_tensor(np.array(x), device=device)
         self.device,self.dtype,self.ask,self.answer = device, getattr(torch, dtype), T(ask), T(answer)
         other = (self.answer>=0)[:,None,:] & (self.ask[:,:,None]!=self.answer[:,None,:]) & (self.ask>=0)[:,:,None]
         self.rows = torch.where(T(scored)[self.ask.clamp(min=0)] & (self.ask>=0) & other.any(2), self.ask, -1) # scored, and with a neighbour
@@ -115,15 +115,15 @@ class Windows:
     @property
     def queries(self): return self.rows[self.rows>=0].cpu().numpy() # Row numbers of what is scored, in order
 
-# %% ../nbs/02c_family.ipynb #5a512bf9
+# %% ../nbs/02c_family.ipynb #ca72f31e
 def _distance(self, f):
     "Distance of every query to every neighbour, [S, B, W]."
     import torch
     q,w = self.ask.clamp(min=0), self.answer.clamp(min=0)
     if f in self.stream.embeddings:
-        e = torch.nn.functional.normalize(torch.as_tensor(self.stream.embeddings[f], device=self.device, dtype=self.dtype), dim=1)
+        e = torch.nn.functional.normalize(torch.as_tensor(np.array(self.stream.embeddings[f]), device=self.device, dtype=self.dtype), dim=1)
         return (1-e[q]@e[w].transpose(1,2)).clamp(min=0)
-    x = torch.as_tensor(self.stream.features[f], device=self.device, dtype=torch.float64)
+    x = torch.as_tensor(np.array(self.stream.features[f]), device=self.device, dtype=torch.float64)
     scale = _standardised(x, self.answer, self.answer>=0)
     return ((x[q][:,:,None]-x[w][:,None,:]).abs()*scale[:,None,None]).to(self.dtype)
 

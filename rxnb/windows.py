@@ -12,13 +12,13 @@ from .family import Group, Kernel, Windows, baselines
 from .groups import Advantages, Estimator, as_rewards, in_range
 from .tables import FEATURES, Stream, hashed_ngrams, question_features
 
-# %% ../nbs/03c_windows.ipynb #12bfcc86
+# %% ../nbs/03c_windows.ipynb #d702cd2f
 @dataclass
 class FamilyWindow(Estimator):
     "Leave-one-out baseline of a kernel of the family over the last `window` rollouts, the current batch among them."
     window:int # Rollouts in the window: >= 2, and no smaller than the batch
     groups:list # Of dicts: kind, on, bandwidths, and k for `nearest`; as in `family.Group`
-    half_life_steps:float|None # Steps in which a rollout's weight halves: > 0; None: age does not matter
+    half_life_steps:float # Steps in which a rollout's weight halves: > 0; 0: age does not matter
     shrinkage:float # Towards the window mean, rollouts: >= 0
     min_mass:float # Below this sum of weights the window mean stands in: >= 0
     past: dict = field(default=None, init=False, repr=False) # steps, rewards, features, ngrams of the window
@@ -27,7 +27,7 @@ class FamilyWindow(Estimator):
     def __post_init__(self):
         in_range('window', self.window, '[2, inf)', whole=True)
         if not isinstance(self.groups, (list,tuple)): raise ValueError(f'groups must be a list, got {self.groups!r}')
-        self.kernel = Kernel(tuple(Group(**g) for g in self.groups), self.half_life_steps, self.shrinkage, self.min_mass)
+        self.kernel = Kernel(tuple(Group(**g) for g in self.groups), None if self.half_life_steps==0 else self.half_life_steps, self.shrinkage, self.min_mass)
         if 'hidden' in self.kernel.on: raise ValueError('hidden states are not at hand while training; only tables have them')
     def state(self): return {k: v.tolist() for k,v in self.past.items()} if self.past else {}
     def restore(self, state): self.past = {k: np.array(v, np.int64 if k=='steps' else np.float64) for k,v in state.items()} if state else None
