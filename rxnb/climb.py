@@ -145,7 +145,7 @@ class Climb:
             +'\n'.join(f'| {" | ".join(f(x) for x in r)} |' for r in t.itertuples(index=False)))
     def save(self, path): self.trace.to_parquet(Path(path), index=False)
 
-# %% ../nbs/02e_climb.ipynb #47b096d0
+# %% ../nbs/02e_climb.ipynb #1864acd5
 def _candidates(space, budget, seed, windows, told):
     "Kernels one after another; the search hears the train error of each before the next."
     yield WINDOW_MEAN
@@ -164,6 +164,7 @@ def _candidates(space, budget, seed, windows, told):
         yield suggest(trial, space)
         study.tell(trial, told[-1])
 
+# %% ../nbs/02e_climb.ipynb #b7622b9c
 def hillclimb(
     table, # A rollout table or a Stream, m >= 2
     space:Space, # Where and how to search

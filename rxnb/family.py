@@ -75,7 +75,7 @@ def window_rows(
         answer[s,-min(window, b):] = np.arange(max(0, b-window), b)
     return ask, answer
 
-# %% ../nbs/02c_family.ipynb #9957866b
+# %% ../nbs/02c_family.ipynb #b0056a90
 def _standardised(x_P, answer, window_ok):
     "Scale of a feature at each step: 1/sd over the window, or 0 where it is constant there. [S]"
     import torch
@@ -85,6 +85,7 @@ def _standardised(x_P, answer, window_ok):
     sd = (torch.where(window_ok, (x-mean[:,None])**2, 0.).sum(1)/n).sqrt()
     return torch.where(sd>1e-9*(1+mean.abs()), 1/sd, 0.)
 
+# %% ../nbs/02c_family.ipynb #f4f38e10
 class Windows:
     "Distances, ages and rewards of every step of a stream, ready for any kernel on `features`."
     def __init__(self,
@@ -129,7 +130,7 @@ def _distance(self, f):
 
 Windows._distance = _distance
 
-# %% ../nbs/02c_family.ipynb #455c53ab
+# %% ../nbs/02c_family.ipynb #0c6d91ae
 def group_weights(
     kind:str,
     d, # One distance [S, B, W] a feature
@@ -148,6 +149,7 @@ def group_weights(
     u2 = torch.where(valid>0, u2, torch.inf)
     return (u2<=u2.kthvalue(min(k, u2.shape[-1]), dim=-1, keepdim=True).values).to(u2.dtype)*(valid>0)
 
+# %% ../nbs/02c_family.ipynb #85d1ada0
 def block_weights(
     w:Windows,
     at:slice, # Steps
