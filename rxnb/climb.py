@@ -113,7 +113,7 @@ def descend(
             for x,(lo,hi) in [*[(h, space.bandwidth) for h in logs], (kappa, space.shrinkage), *([] if age is None else [(age, space.half_life_steps)])]: x.clamp_(*np.log([lo,hi]))
         yield Kernel(tuple(Group(k, on, h.detach().exp().tolist()) for k,on,h in zip(kinds, space.groups, logs)), None if age is None else float(age.detach().exp()), float(kappa.detach().exp()), 0.)
 
-# %% ../nbs/02e_climb.ipynb #554db411
+# %% ../nbs/02e_climb.ipynb #ce881669
 @dataclass(frozen=True, eq=False)
 class Ranked:
     "A kernel and what it leaves in each part."
@@ -128,9 +128,9 @@ class Climb:
     ranked: list # Best validation first; scored in all parts
     chosen: Ranked # The first, or the window mean where that is a tie
     tie: bool # Was the window mean as good?
-    trace: pd.DataFrame # Every kernel: trial, train and validation error, seconds, kernel
+    trace: pd.DataFrame # Every kernel: trial, train and validation error, processor seconds so far, kernel
     sizes: dict # Part -> prompts
-    seconds: float # Of the search
+    seconds: float # Of the processor, for the search
 
     @property
     def kernel(self): return self.chosen.kernel
@@ -164,7 +164,7 @@ def _candidates(space, budget, seed, windows, told):
         yield suggest(trial, space)
         study.tell(trial, told[-1])
 
-# %% ../nbs/02e_climb.ipynb #b7622b9c
+# %% ../nbs/02e_climb.ipynb #1a2b413a
 def hillclimb(
     table, # A rollout table or a Stream, m >= 2
     space:Space, # Where and how to search
@@ -177,12 +177,12 @@ def hillclimb(
     s = as_stream(table)
     parts = split(s, shares)
     w = {k: Windows(s, space.window, space.features, parts[k]) for k in PARTS}
-    told,rows,kernels,best,since,began = [], [], [], np.inf, 0, time.perf_counter()
+    told,rows,kernels,best,since,began = [], [], [], np.inf, 0, time.process_time()
     for kernel in _candidates(space, budget, seed, w['train'], told):
         train,valid = (kernel_errors(kernel, w[k])[0].mse for k in PARTS[:2])
         told.append(train); kernels.append(kernel)
         best,since = (valid,0) if valid<best else (best,since+1)
-        rows.append(dict(trial=len(rows), train=train, validation=valid, seconds=time.perf_counter()-began, kernel=json.dumps(kernel.as_dict())))
+        rows.append(dict(trial=len(rows), train=train, validation=valid, seconds=time.process_time()-began, kernel=json.dumps(kernel.as_dict())))
         if since>=space.patience: break
     trace = pd.DataFrame(rows)
     scored = {}
