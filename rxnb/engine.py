@@ -537,6 +537,24 @@ def score(self:Engine,
         if self.fast: self.fast.load(snap)
         return _score_chunks(self.head, _final_states(self, [item]), torch.as_tensor(item.targets, device=self.device))[:,0].cpu().numpy()
 
+# %% ../nbs/07_engine.ipynb #413238ba
+@patch
+def features(self:Engine,
+    snap:Snapshot, # whose states
+    prompts        # token ids, one row a prompt: [P]
+) -> np.ndarray:
+    "Mean final hidden state of each prompt, float32 [P,H], by the training path."
+    rows = [_ids(p, self.vocab_size, f"prompt {i}") for i,p in enumerate(prompts)]
+    if not rows or any(t.ndim!=1 or not 0<len(t)<=self.max_context for t in rows): raise ValueError(f'features need rows of 1 to {self.max_context} token ids, at least one')
+    out = np.empty((len(rows), self.head.weight.shape[1]), np.float32)
+    with self.lock, torch.inference_mode():
+        self.mount(snap.adapters)
+        if self.fast: self.fast.load(snap)
+        for batch in _micro_batches([_Item(i, t, t[:,None], True, None, None, {}) for i,t in enumerate(rows)], self.micro_tokens):
+            parts = _final_states(self, batch).float().split([len(it.tokens) for it in batch])
+            for it,h in zip(batch, parts): out[it.i] = h.mean(0).cpu().numpy()
+    return out
+
 # %% ../nbs/07_engine.ipynb #924c600a
 @patch
 def state_dict(self:Engine,
