@@ -47,7 +47,12 @@ def page(browser):
     assert not p_wrong
 
 SEEN = '''() => ({
-    wide: document.documentElement.scrollWidth,
+    wide: [...document.querySelectorAll('article *, main *')].filter(e => { // sticks out of the window, and of no box that scrolls by itself
+        if (e.getBoundingClientRect().right <= innerWidth+1 || e.closest('.toc-drawer')) return false;
+        for (let b = e.parentElement; b && b.tagName !== 'BODY'; b = b.parentElement) if (/auto|scroll/.test(getComputedStyle(b).overflowX) && b.getBoundingClientRect().right <= innerWidth+1) return false;
+        return true;
+    }).map(e => `${e.tagName}.${e.className.baseVal ?? e.className}`).slice(0, 5),
+    page: document.documentElement.scrollWidth,
     levels: [...document.querySelectorAll('h1,h2,h3,h4,h5,h6')].filter(h => h.offsetParent && !h.closest('.cell_output')).map(h => +h.tagName[1]),
     images: [...document.querySelectorAll('img')].filter(i => !(i.alt && i.naturalWidth > 50)).map(i => [i.src.slice(-40), i.alt, i.naturalWidth]),
     figures: document.querySelectorAll('.cell_output img').length})'''
@@ -63,7 +68,7 @@ def test_every_page(site, page):
         page.goto(f.as_uri())
         seen = page.evaluate(SEEN)
         figures += seen['figures']
-        problems = dict(wide=seen['wide'] if seen['wide']>400 else None, skipped=skips(seen['levels']), images=seen['images'])
+        problems = dict(wide=seen['wide'] or seen['page']>400, skipped=skips(seen['levels']), images=seen['images'])
         if any(problems.values()): wrong[f.name] = {k: v for k,v in problems.items() if v}
     assert not wrong
     assert figures>=10
@@ -145,7 +150,7 @@ def test_a_large_report_is_small(page, big):
     print(f'{big.stat().st_size/1e6:.2f} MB, {took:.2f} s to its items')
     assert big.stat().st_size<=5e6
     seen = page.evaluate(SEEN)
-    assert seen['wide']<=400 and not skips(seen['levels'])
+    assert not seen['wide'] and seen['page']<=400 and not skips(seen['levels'])
     assert page.locator('figure svg').first.bounding_box()['width']>200
 
 def test_items_filter(page, big):
@@ -208,10 +213,10 @@ def lab(tmp_path):
         server.wait(30)
         log.close()
 
-def asked(url, path, **body):
+def asked(url, at, **body):
     "An answer of the server's API."
     data = json.dumps(body).encode() if body else None
-    with urllib.request.urlopen(urllib.request.Request(f'{url}api/{path}', data, {'Authorization':'token t','Content-Type':'application/json'}, method='POST' if body else 'GET')) as r: return json.load(r)
+    with urllib.request.urlopen(urllib.request.Request(f'{url}api/{at}', data, {'Authorization':'token t','Content-Type':'application/json'}, method='POST' if body else 'GET')) as r: return json.load(r)
 
 def executed(socket, code):
     "Run a cell over the kernel's channels; what it displayed. An error of the cell fails the test."
