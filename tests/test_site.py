@@ -49,7 +49,7 @@ def page(browser):
 SEEN = '''() => ({
     wide: [...document.querySelectorAll('article *, main *')].filter(e => { // sticks out of the window, and of no box that scrolls by itself
         if (e.getBoundingClientRect().right <= innerWidth+1 || e.closest('.toc-drawer')) return false;
-        for (let b = e.parentElement; b && b.tagName !== 'BODY'; b = b.parentElement) if (/auto|scroll/.test(getComputedStyle(b).overflowX) && b.getBoundingClientRect().right <= innerWidth+1) return false;
+        for (let b = e.parentElement; b && !/^(ARTICLE|MAIN|BODY)$/.test(b.tagName); b = b.parentElement) if (/auto|scroll/.test(getComputedStyle(b).overflowX) && b.getBoundingClientRect().right <= innerWidth+1) return false;
         return true;
     }).map(e => `${e.tagName}.${e.className.baseVal ?? e.className}`).slice(0, 5),
     page: document.documentElement.scrollWidth,
