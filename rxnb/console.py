@@ -48,7 +48,7 @@ def show_study(study, runs_dir=None) -> Table:
         t.add_row(a.name+(' (control)' if a.control else ''), part(a.advantage), part(a.loss), str(a.lag.updates if a.lag else '–'), f'{a.groups_per_batch} × {a.group_size}', state, f'{done[1]["eval"]["accuracy"]:.4f}' if done else '')
     return t
 
-# %% ../nbs/18c_console.ipynb #28bb980b
+# %% ../nbs/18c_console.ipynb #69cb80c3
 def _bars(study, runs_dir, child, console):
     "Draw status.json until the process ends."
     with Progress(TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn('{task.fields[state]}'), console=console) as progress:
@@ -62,6 +62,7 @@ def _bars(study, runs_dir, child, console):
             if over: return child.returncode
             time.sleep(.3)
 
+# %% ../nbs/18c_console.ipynb #2e588894
 def run(
     spec, # Name of a packaged spec, or the path of a JSON file
     runs_dir=None, # Folder of all studies
@@ -79,8 +80,8 @@ def run(
         try: code = _bars(study, runs_dir, child, console)
         except BaseException: child.terminate(); child.wait(); raise # an interrupted console leaves no run behind
     if code:
-        console.print('\n'.join((folder/'console.log').read_text(encoding='utf-8').splitlines()[-15:]), markup=False)
-        console.print(f'the run ended with {code}; all of it is in {folder/"console.log"}', markup=False)
+        console.print('\n'.join((folder/'console.log').read_text(encoding='utf-8').splitlines()[-15:]), markup=False, soft_wrap=True)
+        console.print(f'the run ended with {code}; all of it is in {folder/"console.log"}', markup=False, soft_wrap=True)
         return code
     return conclude(spec, runs_dir, console)
 

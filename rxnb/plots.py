@@ -92,23 +92,10 @@ def _ratio(ax, steps, look, label):
     ax.plot(s.step, s.get('ratio_max', []), ':', color=look['color'], lw=1.5)
     ax.plot(s.step, s.get('ratio_p99', []), color=look['color'], label=label)
 
-# %% ../nbs/17_plots.ipynb #e7235573
-def _near_one(ax):
-    "A logarithmic axis of ratios that does not zoom into rounding."
-    low,high = ax.get_ylim()
-    low,high = min(low, .8), max(high, 1.25)
-    ax.set_ylim(low, high)
-    ax.yaxis.set_major_locator(LogLocator(subs=(1,2,5) if high/low<1e3 else (1,)))
-    ax.yaxis.set_major_formatter('{x:g}')
-    ax.yaxis.set_minor_formatter(NullFormatter())
+# %% ../nbs/17_plots.ipynb #d1f622f3
+#| export
 
-def _decades(ax):
-    "A logarithmic axis that shows whole decades."
-    lo,hi = np.log10(ax.get_ylim())
-    ax.set_ylim(10**np.floor(lo), 10**np.ceil(hi))
-    ax.yaxis.set_major_locator(LogLocator(numticks=6))
-    ax.yaxis.set_minor_formatter(NullFormatter())
-
+# %% ../nbs/17_plots.ipynb #a5db8d80
 def _kl(ax, steps, look, label):
     "Mean k3 estimate of the KL divergence a token."
     s = _trained(steps, 'kl_k3_nats')
@@ -132,6 +119,23 @@ def _ended(ax, steps, look, label):
     ax.plot(steps.step, steps.no_answer_frac, ':', color=look['color'], lw=1.5)
     ax.plot(steps.step, steps.truncated_frac, color=look['color'], label=label)
     ax.set(title='Cut off; without an answer dotted', xlabel='step', ylabel='share of answers')
+
+# %% ../nbs/17_plots.ipynb #c6078266
+def _near_one(ax):
+    "A logarithmic axis of ratios that does not zoom into rounding."
+    low,high = ax.get_ylim()
+    low,high = min(low, .8), max(high, 1.25)
+    ax.set_ylim(low, high)
+    ax.yaxis.set_major_locator(LogLocator(subs=(1,2,5) if high/low<1e3 else (1,)))
+    ax.yaxis.set_major_formatter('{x:g}')
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+def _decades(ax):
+    "A logarithmic axis that shows whole decades."
+    lo,hi = np.log10(ax.get_ylim())
+    ax.set_ylim(10**np.floor(lo), 10**np.ceil(hi))
+    ax.yaxis.set_major_locator(LogLocator(numticks=6))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 def _whole_updates(ax):
     "An axis of whole numbers from 0."
