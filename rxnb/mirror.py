@@ -10,7 +10,7 @@ import importlib, json, time
 from pathlib import Path
 from .plots import live_attempts, live_frames
 
-# %% ../nbs/18d_mirror.ipynb #f9383104
+# %% ../nbs/18d_mirror.ipynb #aeda4517
 TRACKERS = ('trackio', 'wandb') # modules with init(project=, name=, config=), log(row, step=) and finish()
 
 def tracker(
@@ -25,6 +25,7 @@ def _numbers(row):
     "What a tracker can draw: numbers, less those that only say where a row came from."
     return {k: v for k,v in row.items() if isinstance(v, (int,float)) and not isinstance(v, bool) and v==v and k not in ('step','time_s')}
 
+# %% ../nbs/18d_mirror.ipynb #13bebcfb
 def mirror(
     run, # Folder of an attempt or of an arm
     to='trackio', # A name in `TRACKERS`, or a module like them

@@ -36,7 +36,7 @@ def table(
     body = ''.join('<tr>'+''.join(f'<td>{c}</td>' for c in r)+'</tr>' for r in rows)
     return f'<div class="wide" tabindex="0" role="region" aria-label="{esc(" ".join(map(str, head)).strip() or "table")}"><table class="{cls}"><thead><tr>{th}</tr></thead><tbody>{body}</tbody></table></div>'
 
-# %% ../nbs/18b_report.ipynb #2fc0fef8
+# %% ../nbs/18b_report.ipynb #8dff6a72
 @dataclass(frozen=True)
 class Source:
     "Where the files of a study lie, seen from the page."
@@ -47,6 +47,10 @@ class Source:
         "The link to a row of a file of the study."
         path = Path(os.path.relpath(self.folder/file, self.page)).as_posix()
         return esc(path + ('' if at is None else f'#{at}'))
+
+    def brief(self, text, file, at) -> str:
+        "The same in few bytes, for tables of many numbers."
+        return f'<a href="{self.href(file, at)}">{esc(text)}</a>'
 
     def cite(self, text, file, at=None) -> str:
         "A number that links to its file and row."
@@ -118,7 +122,7 @@ FIGURES = { # Panel -> (what it shows, file, columns of the table)
     'length': ('Tokens of an answer', 'steps', ('completion_tokens_mean','completion_tokens_max')),
     'ended': ('Share of answers cut off at the limit, and share without an answer', 'steps', ('truncated_frac','no_answer_frac'))}
 
-# %% ../nbs/18b_report.ipynb #55ddfab7
+# %% ../nbs/18b_report.ipynb #7c6d952d
 def _places(study, runs_dir):
     "Arm -> folder of the attempt that is shown, relative to the study."
     out = {}
@@ -136,7 +140,7 @@ def _step_values(frame, places, columns, at):
     has = [c for c in columns if c in f]
     for step,group in f.groupby('step'):
         of = {r['arm']: r for r in group.to_dict('records')}
-        rows.append([esc(step)]+[at.cite(_short(of[a][c]), f'{p.as_posix()}/steps.jsonl', f'L{of[a]["line"]}') if a in of else '' for a,p in places.items() for c in has])
+        rows.append([esc(step)]+[at.brief(_short(of[a][c]), f'{p.as_posix()}/steps.jsonl', f'L{of[a]["line"]}') if a in of else '' for a,p in places.items() for c in has])
     return table(['step']+[f'{a} {c}' for a in places for c in has], rows, 'nowrap')
 
 def _curve_values(frame, places, at):

@@ -122,7 +122,7 @@ EVIL = '</script><script>document.title="owned"</script><img src=x onerror="aler
 
 @pytest.fixture(scope='session')
 def big(tmp_path_factory):
-    "Four arms with 1,319 items each, every answer about a thousand characters, some of them hostile."
+    "Four arms with 200 steps and 1,319 items each, every answer about a thousand characters, some of them hostile."
     import numpy as np
     runs,rng = tmp_path_factory.mktemp('runs'),np.random.default_rng(0)
     raw = json.loads(json.dumps(load_spec('tailrl_tiny').raw))
@@ -135,6 +135,8 @@ def big(tmp_path_factory):
     for a in study.arms:
         folder = shutil.copytree(root/'nbs/results/tailrl_tiny'/a.name/'attempt_1', runs/'big'/a.name/'attempt_1')
         for name in ('manifest','result'): write_json(folder/f'{name}.json', dict(json.loads((folder/f'{name}.json').read_text()), spec_sha256=study.sha256, **(dict(spec=raw) if name=='manifest' else {})))
+        steps = read_rows(folder/'steps.jsonl')
+        (folder/'steps.jsonl').write_text(''.join(json.dumps(dict(steps[i%len(steps)], step=i))+'\n' for i in range(200)))
         rows = [dict(item_id=f'arith/test/{i}', correct=int(rng.random()<.5), extracted='1', gold='1', reason='correct', stop_reason='stop', completion_tokens=200, text=EVIL if i==3 else text(), question=EVIL if i==3 else question[i], grader='marker-1') for i in range(1319)]
         (folder/'eval.jsonl').write_text(''.join(json.dumps(r)+'\n' for r in rows))
     return report(study, runs)
