@@ -6,8 +6,8 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #e26c263d
-import contextvars, copy, hashlib, inspect, math, secrets, threading
+# %% ../nbs/07_engine.ipynb #cc6bf8d2
+import contextvars, copy, hashlib, inspect, math, os, secrets, threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -386,29 +386,38 @@ def _flatten(batch, key, device):
     K = max(x.shape[1] for x in xs)
     return torch.as_tensor(np.concatenate([np.pad(x, ((0,0),(0,K-x.shape[1]))) for x in xs]), device=device)
 
-# %% ../nbs/07_engine.ipynb #610be83a
+# %% ../nbs/07_engine.ipynb #bcfeef1f
 def _hidden(engine, ids):
     "Final hidden states [B,L,H], by the fast way where the model takes it."
     return states(engine.fast, ids, causal_attention, engine.recompute) if engine.fast else engine.hidden(ids)
 
+def _saved_bytes(f, apart):
+    "Bytes that autograd saves during `f`, other than the tensors `apart`."
+    seen, known = {}, {t.untyped_storage().data_ptr() for t in apart}
+    def pack(t): m = t.untyped_storage(); seen[m.data_ptr()] = m.nbytes(); return t
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t): kept = f()
+    return sum(n for at,n in seen.items() if at not in known)
+
 def _token_bytes(engine, lora):
-    "Bytes that a forward pass keeps for the backward pass, by token: measured once a rank, on 512 tokens."
+    "Bytes that a forward pass keeps for the backward pass, by token: measured once a rank, on 512 tokens (128 on a CPU)."
     known = vars(engine).setdefault('token_bytes', {})
     if lora.rank not in known:
-        with torch.enable_grad():
-            if not engine.fast: engine.mount(lora.adapters(engine.dtype))
-            before = torch.cuda.memory_allocated(engine.device)
-            h = _hidden(engine, torch.zeros(4, 128, dtype=torch.int64, device=engine.device))
-            known[lora.rank] = (torch.cuda.memory_allocated(engine.device)-before)/512
+        if not engine.fast: engine.mount(lora.adapters(engine.dtype))
+        ids = torch.zeros(4 if engine.device.type=='cuda' else 1, min(128, engine.max_context), dtype=torch.int64, device=engine.device)
+        known[lora.rank] = _saved_bytes(lambda: _hidden(engine, ids), [*engine.model.parameters(), *lora.params.values()])/ids.numel()
     return known[lora.rank]
 
 def _fitting(engine, lora, items):
     "Padded tokens of a micro-batch, and whether layers must recompute for the longest sequence to fit."
     if engine.device.type!='cuda': return engine.micro_tokens, engine.recompute
-    per, longest = _token_bytes(engine, lora), max(len(it.tokens) for it in items)
-    free = torch.cuda.mem_get_info(engine.device)[0]+torch.cuda.memory_reserved(engine.device)-torch.cuda.memory_allocated(engine.device)
-    fit = int(.8*engine.share*free/(1.5*per))                                   # half as much again while the backward pass runs
+    fit, longest = int(_free(engine)/(1.5*_token_bytes(engine, lora))), max(len(it.tokens) for it in items)  # half as much again while the backward pass runs
     return (min(engine.micro_tokens, fit), False) if fit>=longest else (longest, True)
+
+def _free(engine):
+    "Bytes that a pass may take: four fifths of what is free on a GPU, an eighth of the memory of a machine."
+    if engine.device.type!='cuda': return os.sysconf('SC_PHYS_PAGES')*os.sysconf('SC_PAGE_SIZE')/8
+    free = torch.cuda.mem_get_info(engine.device)[0]+torch.cuda.memory_reserved(engine.device)-torch.cuda.memory_allocated(engine.device)
+    return .8*engine.share*free
 
 # %% ../nbs/07_engine.ipynb #96e9e9cc
 def _final_states(engine, batch):
@@ -440,14 +449,41 @@ def _batch_loss(batch, logp, live, name, params):
     if own: params = {k:pick(k) if k in own else torch.full_like(q[live], v) for k,v in params.items()}
     return torch_token_loss(name, logp[live], q[live], pick('advantages'), **params)*pick('weights')
 
-# %% ../nbs/07_engine.ipynb #a4d52441
-def _run_batch(engine, lora, batch, name, params, backward):
-    "One micro-batch: log-probabilities [rows,K], per-token losses, and the gradient by parameter (or None)."
+# %% ../nbs/07_engine.ipynb #5afd1df2
+@dataclass
+class _Kept:
+    "What a forward pass left for the backward pass to come."
+    lora: Lora
+    state: list    # of the parameters: their versions
+    tokens: list   # by datum
+    batches: list  # (numbers of the data, final states with their graph and its root; or None)
+
+def _state(lora): return [(id(p), p._version) for p in lora.params.values()]
+
+def _recall(engine, lora, items):
+    "The kept micro-batches of the same tokens, or None; they are let go of in any case."
+    k = vars(engine).pop('kept', None)
+    if k is None or k.lora is not lora or k.state!=_state(lora) or len(k.tokens)!=len(items): return None
+    if not all(np.array_equal(t, it.tokens) for t,it in zip(k.tokens, items)): return None
+    return [([items[i] for i in numbers], left) for numbers,left in k.batches]
+
+def _plan(engine, lora, items, backward):
+    "Micro-batches with what was kept of each, and how many padded tokens of theirs are worth keeping now."
+    known = _recall(engine, lora, items); ask = lora and not backward and not any(it.live.any() for it in items)
+    if known and backward: engine.recompute = False; return known, 0
+    budget, engine.recompute = _fitting(engine, lora, items) if backward or ask else (engine.micro_tokens, False)
+    room = _free(engine)/_token_bytes(engine, lora)-1.5*budget if ask and not engine.recompute else 0
+    return [(b, None) for b in _micro_batches(items, budget)], room
+
+# %% ../nbs/07_engine.ipynb #93d55469
+def _run_batch(engine, lora, batch, name, params, backward, left=None, keep=False):
+    "One micro-batch: log-probabilities [rows,K], per-token losses, the gradient by parameter (or None), and what is left for a backward pass to come."
     fast, sites = engine.fast, lora.sites if lora else []
     if fast: sites = [s for s in sites if s==engine.head_site]          # the others' gradients gather in the fast way itself
-    with torch.set_grad_enabled(backward):
+    with torch.set_grad_enabled(backward or keep):
         engine.mount(lora.adapters(engine.dtype, sites) if lora else {})
-        h = _final_states(engine, batch)
+        h, root = left or (_final_states(engine, batch), fast.root if fast else None)
+    with torch.set_grad_enabled(backward):
         live, y = _flatten(batch, 'live', h.device), _flatten(batch, 'targets', h.device)
         rows = live.any(-1)
         logp = torch.zeros(y.shape, dtype=torch.float32, device=h.device)
@@ -457,11 +493,11 @@ def _run_batch(engine, lora, batch, name, params, backward):
         grads = None
         if backward and live.any():
             names = [f'{s}.lora_{ab}' for s in sites for ab in 'AB']
-            found = torch.autograd.grad(losses.sum(), [lora.params[n] for n in names]+([fast.root] if fast else []), allow_unused=True)
+            found = torch.autograd.grad(losses.sum(), [lora.params[n] for n in names]+([root] if fast else []), allow_unused=True)
             grads = dict(zip(names, found))
-    return logp.detach().cpu().numpy(), losses.detach(), grads
+    return logp.detach().cpu().numpy(), losses.detach(), grads, (h, root) if keep else None
 
-# %% ../nbs/07_engine.ipynb #93fe575e
+# %% ../nbs/07_engine.ipynb #580e73f4
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -478,9 +514,11 @@ def forward_backward(self:Engine,
     out, total, grads = [None]*len(items), 0., {n:torch.zeros_like(p) for n,p in lora.params.items()} if backward else None
     with self.hold():
         if self.fast: _begin(self, lora)
-        budget, self.recompute = _fitting(self, lora, items) if backward else (self.micro_tokens, False)
-        for batch in _micro_batches(items, budget):
-            logp, losses, g = _run_batch(self, lora, batch, loss_fn, params, backward)
+        plan, room = _plan(self, lora, items, backward); kept = []
+        for batch,left in plan:
+            padded = len(batch)*max(len(it.tokens) for it in batch); room -= padded
+            logp, losses, g, left = _run_batch(self, lora, batch, loss_fn, params, backward, left, room>=0)
+            kept.append(([it.i for it in batch], left))
             total += float(losses.double().sum())
             if g: torch._foreach_add_([grads[n] for n,x in g.items() if x is not None], [x for x in g.values() if x is not None])
             for it in batch:
@@ -488,6 +526,7 @@ def forward_backward(self:Engine,
                 out[it.i] = mine[:,0].copy() if it.flat else mine[:,:it.targets.shape[1]].copy()
         if backward and self.fast: _gather(self, lora, grads)
         if backward: _keep(lora, grads)
+        if any(left for _,left in kept): self.kept = _Kept(lora, _state(lora), [it.tokens for it in items], kept)
     return out, {'loss:sum':total, 'live_tokens:sum':float(sum(it.live.sum() for it in items))}
 
 def _begin(engine, lora):
@@ -522,7 +561,7 @@ class AdamConfig:
     weight_decay: float    # λ, decoupled
     grad_clip_norm: float  # largest norm of the whole gradient; 0: off
 
-# %% ../nbs/07_engine.ipynb #27ded345
+# %% ../nbs/07_engine.ipynb #c8a82da5
 @patch
 def optim_step(self:Engine,
     lora:Lora,        # its gradient is used up
@@ -530,6 +569,7 @@ def optim_step(self:Engine,
 ) -> dict:
     "One AdamW step; returns the norm of the gradient before clipping. Raises ValueError without a gradient or with one that is not finite, and then changes nothing."
     with self.hold(), torch.no_grad():
+        vars(self).pop('kept', None)
         if lora.grads is None: raise ValueError('no gradient to step with: call forward_backward first')
         p, g = list(lora.params.values()), [lora.grads[n] for n in lora.params]
         norm = float(torch.stack(torch._foreach_norm(g)).double().norm())
