@@ -6,9 +6,9 @@ from types import SimpleNamespace as NS
 from shapes import arguments, model, prompts, quiet, tokenizer
 
 p = arguments(__doc__)
-p.add_argument('--lags', default='0', help='with commas')
-p.add_argument('--losses', default='importance_sampling', help='of rxnb.losses, with commas; centered_mc asks for K tokens more')
-p.add_argument('--alternate', type=int, default=0, help='instead: the losses in turn on the same rollouts, so many times')
+p.add_argument('--lags', default='0', help='with commas; empty: none')
+p.add_argument('--alternate', type=int, default=0, help='rounds of losses in turn on the same rollouts')
+p.add_argument('--losses', default='importance_sampling,custom,centered_mc', help='of rxnb.losses, or custom, with commas; the first is the measure')
 p.add_argument('--devices', help='what trains; the same as --device')
 p.add_argument('--sample-devices', help='what samples, with commas; left out: what trains')
 a = p.parse_args(); quiet(a.threads); a.device = a.devices or a.device
@@ -17,9 +17,9 @@ import numpy as np, torch, transformers
 torch.set_num_threads(a.threads)
 from tinker import types
 from rxnb.connect import connect, resolve
-from rxnb.losses import loss_params
-from rxnb.rollouts import token_columns
-from rxnb.train import checked_loss, no_gradient_frac, submit_loss
+from rxnb.losses import loss_params, torch_loss
+from rxnb.rollouts import make_datum, token_columns
+from rxnb.train import checked_loss, no_gradient_frac, submit_loss, trainer_logps
 
 gpu = a.device!='cpu'
 folder = tempfile.mkdtemp(); model(a.size, a.device, None).save_pretrained(folder); tok = tokenizer(); tok.save_pretrained(folder)   # no end token: lengths are forced
@@ -43,20 +43,19 @@ class Sampling:
     @property
     def took(self): return self.ended-self.asked
 
-def with_others(rollouts, K, rng):
-    "Other tokens at each position, drawn anew: only time is asked for."
-    for r in rollouts: r.others = rng.integers(3, 64, (len(r.tokens), K)), np.full((len(r.tokens), K), -4., np.float32)
+def custom(client, columns):
+    "Importance sampling as a custom loss: the endpoint does not know it."
+    return client.forward_backward_custom([make_datum(c, side=False) for c in columns], torch_loss('importance_sampling', *[[c[k] for c in columns] for k in ('sampler_logp','advantage','mask')]))
 
 def learn(client, rollouts, loss, rng):
-    params = loss_params(loss, **({'k':8} if loss.startswith('centered') else {}))
-    if loss.startswith('centered'): with_others(rollouts, 8, rng)
-    else:
-        for r in rollouts: r.others = None
+    params = {} if loss=='custom' else loss_params(loss, **({'k':8} if loss.startswith('centered') else {}))
+    for r in rollouts: r.others = (rng.integers(3, 64, (len(r.tokens), 8)), np.full((len(r.tokens), 8), -4., np.float32)) if loss.startswith('centered') else None   # drawn anew: only time is asked for
     columns = [token_columns(r, x) for r,x in zip(rollouts, rng.normal(size=len(rollouts)))]
-    began = time.perf_counter(); out = submit_loss(client, columns, loss, params).result(); took = time.perf_counter()-began
-    checked_loss(out, columns); no_gradient_frac(out, columns, loss, params)
-    client.optim_step(adam).result()
-    return took
+    began = time.perf_counter(); out = (custom(client, columns) if loss=='custom' else submit_loss(client, columns, loss, params)).result(); took = time.perf_counter()-began
+    checked_loss(out, columns); no_gradient_frac(out, columns, 'importance_sampling' if loss=='custom' else loss, params)
+    d = np.abs(np.concatenate([(x if x.ndim==1 else x[:,0])[c['mask']==1]-(c['sampler_logp'] if x.ndim==1 else c['sampler_logp'][:,0])[c['mask']==1] for x,c in zip(trainer_logps(out, columns), columns)]))
+    norm = client.optim_step(adam).result().metrics['unclipped_grad_l2:mean']
+    return dict(loss_s=took, gap_max_nats=float(d.max()), gap_mean_nats=float(d.mean()), grad_norm=norm)
 
 def run(lag, loss):
     client = resolve(service.create_lora_training_client(base_model=folder, rank=a.lora, seed=0, train_unembed=False)); rng = np.random.default_rng(0)
@@ -69,20 +68,20 @@ def run(lag, loss):
         if lag: sampling = ask(step+1)
         fb = learn(client, rollouts, loss, rng); samplers.append(save(step+1)); trained = time.perf_counter()
         if not lag: sampling = ask(step+1)
-        rows.append(dict(end=trained, sample_s=mine.took, train_s=trained-ready, loss_s=fb))
+        rows.append(dict(end=trained, sample_s=mine.took, train_s=trained-ready, **fb))
     sampling.read()
     ends = [r['end'] for r in rows]; steps = [y-x for x,y in zip(ends, ends[1:])][a.warmup-1:]; rows = rows[a.warmup:]
     med = lambda k: statistics.median(r[k] for r in rows)
-    return dict(side='rxnb', **vars(a), lag=lag, loss=loss, torch=torch.__version__, transformers=transformers.__version__, step_s=statistics.median(steps), sample_s=med('sample_s'), train_s=med('train_s'), loss_s=med('loss_s'), steps_s=steps,
-                peak_gib=torch.cuda.max_memory_allocated()/2**30 if gpu else None)
+    return dict(side='rxnb', **vars(a), lag=lag, torch=torch.__version__, transformers=transformers.__version__, step_s=statistics.median(steps), sample_s=med('sample_s'), train_s=med('train_s'), loss_s=med('loss_s'), steps_s=steps, gap=None if lag else [max(r[k] for r in rows) for k in ('gap_max_nats', 'gap_mean_nats')],
+                peak_gib=[torch.cuda.max_memory_allocated(i)/2**30 for i in range(torch.cuda.device_count())] if gpu else None)
 
 def alternate(losses):
     "Median seconds of forward and backward for each loss, and their ratios to the first, round by round."
     client = resolve(service.create_lora_training_client(base_model=folder, rank=a.lora, seed=0, train_unembed=False)); rng = np.random.default_rng(0)
     rollouts = Sampling(resolve(service.create_sampling_client(model_path=client.save_weights_for_sampler('v0').result().path)), 0).read()
-    rows = [{l: learn(client, rollouts, l, rng) for l in losses} for _ in range(a.warmup+a.alternate)][a.warmup:]
-    return dict(side='rxnb', **vars(a), torch=torch.__version__, transformers=transformers.__version__, loss_s={l: statistics.median(r[l] for r in rows) for l in losses},
-        ratio={l: statistics.median(r[l]/r[losses[0]] for r in rows) for l in losses}, rounds_s=rows)
+    rows = [{l: learn(client, rollouts, l, np.random.default_rng(n)) for l in losses} for n in range(a.warmup+a.alternate)][a.warmup:]
+    return dict(side='rxnb', **vars(a), torch=torch.__version__, transformers=transformers.__version__, loss_s={l: statistics.median(r[l]['loss_s'] for r in rows) for l in losses},
+        ratio={l: statistics.median(r[l]['loss_s']/r[losses[0]]['loss_s'] for r in rows) for l in losses}, grad_norm={l: [r[l]['grad_norm'] for r in rows] for l in losses}, rounds_s=[{l: r[l]['loss_s'] for l in losses} for r in rows])
 
-if a.alternate: print(json.dumps(alternate(a.losses.split(','))))
-else: [print(json.dumps(run(lag, loss)), flush=True) for loss in a.losses.split(',') for lag in map(int, a.lags.split(','))]
+for lag in map(int, a.lags.split(',')) if a.lags else (): print(json.dumps(run(lag, 'importance_sampling')), flush=True)
+if a.alternate: print(json.dumps(alternate(a.losses.split(','))), flush=True)

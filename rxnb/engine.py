@@ -6,7 +6,7 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #cc6bf8d2
+# %% ../nbs/07_engine.ipynb #dcd730ba
 import contextvars, copy, hashlib, inspect, math, os, secrets, threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from fastcore.basics import patch
 
 from .fused import target_logp
 from .losses import torch_token_loss
-from .paged import checked, grads as fast_grads, no_grads, states
+from .paged import checked, grads as fast_grads, no_grads, states, to_host
 
 # %% ../nbs/07_engine.ipynb #64b11247
 _SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
@@ -371,22 +371,54 @@ def _score_chunks(head, h, y, budget=2**26):
     else: parts = [checkpoint(_score, head, a, b, use_reentrant=False) for a,b in zip(h.split(rows), y.split(rows))]
     return torch.cat(parts) if parts else h.new_zeros(y.shape, dtype=torch.float32)
 
-# %% ../nbs/07_engine.ipynb #d8a8d30a
-def _micro_batches(items, budget):
-    "Lists of items of similar length, each list at most `budget` padded tokens (or one item)."
+# %% ../nbs/07_engine.ipynb #17842e9f
+class _Batch(list):
+    "Items that run together, and the groups among them: (items, tokens that they begin with in common)."
+    groups = ()
+    @property
+    def padded(self):
+        n = [len(it.tokens) for it in self]
+        if not self.groups: return len(n)*max(n)
+        p = [p for k,p in self.groups for _ in range(k)]
+        return len(self.groups)*max(p)+len(n)*max(a-b for a,b in zip(n, p))
+
+def _common(a, b):
+    n = min(len(a), len(b)); d = a[:n]!=b[:n]
+    return int(d.argmax()) if d.any() else n
+
+def _groups(items):
+    "Lists of items with a common beginning, and its length, short of the last token of each."
     out = []
-    for it in sorted(items, key=lambda it: (len(it.tokens), it.i)):
-        if out and (len(out[-1])+1)*len(it.tokens) <= budget: out[-1].append(it)
-        else: out.append([it])
+    for it in sorted(items, key=lambda it: (it.tokens.tolist(), it.i)):
+        p = min(_common(out[-1][0][-1].tokens, it.tokens), out[-1][1], len(it.tokens)-1) if out else 0
+        if out and p>=8 and (len(out[-1][0])==1 or 2*p>=out[-1][1]): out[-1] = out[-1][0]+[it], p
+        else: out.append(([it], len(it.tokens)-1))
+    return [(its, p if len(its)>1 else 0) for its,p in out]
+
+def _micro_batches(items, budget, shared=False):
+    "Batches of items of similar length, each at most `budget` padded tokens (or one item, or one group)."
+    whole = _packed([([it], 0) for it in items], budget)
+    if not shared: return whole
+    some = _packed(_groups(items), budget, True)
+    return some if 8*sum(b.padded for b in some)<=7*sum(b.padded for b in whole) else whole
+
+def _packed(units, budget, grouped=False):
+    out = []
+    for its,p in sorted(units, key=lambda u: (max(len(it.tokens) for it in u[0])-u[1], u[0][0].i)):
+        wider = _Batch([*(out[-1] if out else []), *its])
+        if grouped: wider.groups = (*(out[-1].groups if out else ()), (len(its), p))
+        if out and wider.padded<=budget: out[-1] = wider
+        else: out.append(_Batch(its)); out[-1].groups = ((len(its), p),) if grouped else ()
     return out
 
+# %% ../nbs/07_engine.ipynb #c5680248
 def _flatten(batch, key, device):
     "One float32 [rows, K] tensor of a field over all real tokens of a batch, right-padded in K."
     xs = [getattr(it, key) if hasattr(it, key) else it.per_token[key] for it in batch]
     K = max(x.shape[1] for x in xs)
     return torch.as_tensor(np.concatenate([np.pad(x, ((0,0),(0,K-x.shape[1]))) for x in xs]), device=device)
 
-# %% ../nbs/07_engine.ipynb #bcfeef1f
+# %% ../nbs/07_engine.ipynb #56f69f3c
 def _hidden(engine, ids):
     "Final hidden states [B,L,H], by the fast way where the model takes it."
     return states(engine.fast, ids, causal_attention, engine.recompute) if engine.fast else engine.hidden(ids)
@@ -410,18 +442,48 @@ def _token_bytes(engine, lora):
 def _fitting(engine, lora, items):
     "Padded tokens of a micro-batch, and whether layers must recompute for the longest sequence to fit."
     if engine.device.type!='cuda': return engine.micro_tokens, engine.recompute
-    fit, longest = int(_free(engine)/(1.5*_token_bytes(engine, lora))), max(len(it.tokens) for it in items)  # half as much again while the backward pass runs
+    fit, longest = int(engine.share*_free(engine)/(1.5*_token_bytes(engine, lora))), max(len(it.tokens) for it in items)  # half as much again while the backward pass runs
     return (min(engine.micro_tokens, fit), False) if fit>=longest else (longest, True)
 
 def _free(engine):
     "Bytes that a pass may take: four fifths of what is free on a GPU, an eighth of the memory of a machine."
     if engine.device.type!='cuda': return os.sysconf('SC_PHYS_PAGES')*os.sysconf('SC_PAGE_SIZE')/8
     free = torch.cuda.mem_get_info(engine.device)[0]+torch.cuda.memory_reserved(engine.device)-torch.cuda.memory_allocated(engine.device)
-    return .8*engine.share*free
+    return .8*free
 
-# %% ../nbs/07_engine.ipynb #96e9e9cc
+# %% ../nbs/07_engine.ipynb #11511dba
+def _split_attention(n, P, N, L, of, qpos, kpos):
+    "Attention for n beginnings of P slots, then N rests of L slots, all in one row: a rest sees its beginning and itself."
+    def fold(x, m, w): return x[0].unflatten(1, (m, w)).transpose(0, 1)
+    def attention(q, k, v, scale, window=None):
+        (q0, q1), (k0, k1), (v0, v1) = ((fold(x[:,:,:n*P], n, P), fold(x[:,:,n*P:], N, L)) for x in (q, k, v))
+        see = kpos[:,None]<=qpos[:,:,None]
+        if window is not None: see = see & (kpos[:,None]>qpos[:,:,None]-window)
+        k1, v1 = (torch.cat([a[of], b], 2) for a,b in ((k0, k1), (v0, v1)))
+        out = [F.scaled_dot_product_attention(q1, k1, v1, see[:,None], scale=scale, enable_gqa=q.shape[1]!=k.shape[1])]
+        if P: out = [causal_attention(q0, k0, v0, scale, window), *out]
+        return torch.cat([x.transpose(0, 1).flatten(1, 2) for x in out], 1)[None]
+    return attention
+
+def _shared_states(engine, batch):
+    "As `_final_states`, each common beginning once."
+    of = np.repeat(np.arange(len(batch.groups)), [k for k,_ in batch.groups]); p = np.array([x for _,x in batch.groups]); first = [int((of==g).argmax()) for g in range(len(p))]
+    n, P, N, L = len(p), int(p.max()), len(batch), max(len(it.tokens)-p[g] for it,g in zip(batch, of))
+    own = p[of][:,None]+np.arange(L)
+    ids = [np.pad(batch[i].tokens[:k], (0, P-k)) for i,k in zip(first, p)]+[np.pad(it.tokens[p[g]:], (0, L-len(it.tokens)+p[g])) for it,g in zip(batch, of)]
+    pos = np.concatenate([np.tile(np.arange(P), n), own.ravel()]).clip(max=engine.max_context-1)
+    seen = np.where(np.arange(P)<p[of][:,None], np.arange(P), 2**30)                                # a padded slot lies after everything
+    at = [np.concatenate([g*P+np.arange(p[g]), n*P+i*L+np.arange(len(it.tokens)-p[g])]) for i,(it,g) in enumerate(zip(batch, of))]
+    t = lambda x: torch.as_tensor(x, device=engine.device)
+    token = attend.set(_split_attention(n, P, N, L, t(of), t(own), t(np.concatenate([seen, own], 1))))
+    try: h = engine.hidden(t(np.concatenate(ids))[None], positions=t(pos)[None])
+    finally: attend.reset(token)
+    return h[0].index_select(0, t(np.concatenate(at)))
+
+# %% ../nbs/07_engine.ipynb #abb1968b
 def _final_states(engine, batch):
     "Final hidden states of all real tokens of a batch, in order: [rows, H]."
+    if getattr(batch, 'groups', ()): return _shared_states(engine, batch)
     n = max(len(it.tokens) for it in batch)
     ids = torch.as_tensor(np.stack([np.pad(it.tokens, (0, n-len(it.tokens))) for it in batch]), device=engine.device)
     real = torch.as_tensor(np.stack([np.arange(n)<len(it.tokens) for it in batch]), device=engine.device)
@@ -449,14 +511,14 @@ def _batch_loss(batch, logp, live, name, params):
     if own: params = {k:pick(k) if k in own else torch.full_like(q[live], v) for k,v in params.items()}
     return torch_token_loss(name, logp[live], q[live], pick('advantages'), **params)*pick('weights')
 
-# %% ../nbs/07_engine.ipynb #5afd1df2
+# %% ../nbs/07_engine.ipynb #f9f76747
 @dataclass
 class _Kept:
     "What a forward pass left for the backward pass to come."
     lora: Lora
     state: list    # of the parameters: their versions
     tokens: list   # by datum
-    batches: list  # (numbers of the data, final states with their graph and its root; or None)
+    batches: list  # (micro-batch, final states with their graph and its root; or None)
 
 def _state(lora): return [(id(p), p._version) for p in lora.params.values()]
 
@@ -465,7 +527,9 @@ def _recall(engine, lora, items):
     k = vars(engine).pop('kept', None)
     if k is None or k.lora is not lora or k.state!=_state(lora) or len(k.tokens)!=len(items): return None
     if not all(np.array_equal(t, it.tokens) for t,it in zip(k.tokens, items)): return None
-    return [([items[i] for i in numbers], left) for numbers,left in k.batches]
+    return [(_like(b, [items[it.i] for it in b]), left) for b,left in k.batches]
+
+def _like(batch, items): out = _Batch(items); out.groups = batch.groups; return out
 
 def _plan(engine, lora, items, backward):
     "Micro-batches with what was kept of each, and how many padded tokens of theirs are worth keeping now."
@@ -473,9 +537,9 @@ def _plan(engine, lora, items, backward):
     if known and backward: engine.recompute = False; return known, 0
     budget, engine.recompute = _fitting(engine, lora, items) if backward or ask else (engine.micro_tokens, False)
     room = _free(engine)/_token_bytes(engine, lora)-1.5*budget if ask and not engine.recompute else 0
-    return [(b, None) for b in _micro_batches(items, budget)], room
+    return [(b, None) for b in _micro_batches(items, budget, engine.device.type=='cpu' and not engine.is_linear)], room
 
-# %% ../nbs/07_engine.ipynb #93d55469
+# %% ../nbs/07_engine.ipynb #da9929e1
 def _run_batch(engine, lora, batch, name, params, backward, left=None, keep=False):
     "One micro-batch: log-probabilities [rows,K], per-token losses, the gradient by parameter (or None), and what is left for a backward pass to come."
     fast, sites = engine.fast, lora.sites if lora else []
@@ -495,9 +559,9 @@ def _run_batch(engine, lora, batch, name, params, backward, left=None, keep=Fals
             names = [f'{s}.lora_{ab}' for s in sites for ab in 'AB']
             found = torch.autograd.grad(losses.sum(), [lora.params[n] for n in names]+([root] if fast else []), allow_unused=True)
             grads = dict(zip(names, found))
-    return logp.detach().cpu().numpy(), losses.detach(), grads, (h, root) if keep else None
+    return to_host(logp.detach())[0], losses.detach(), grads, (h, root) if keep else None
 
-# %% ../nbs/07_engine.ipynb #580e73f4
+# %% ../nbs/07_engine.ipynb #b3ab5bd3
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -516,9 +580,9 @@ def forward_backward(self:Engine,
         if self.fast: _begin(self, lora)
         plan, room = _plan(self, lora, items, backward); kept = []
         for batch,left in plan:
-            padded = len(batch)*max(len(it.tokens) for it in batch); room -= padded
+            room -= batch.padded
             logp, losses, g, left = _run_batch(self, lora, batch, loss_fn, params, backward, left, room>=0)
-            kept.append(([it.i for it in batch], left))
+            kept.append((batch, left))
             total += float(losses.double().sum())
             if g: torch._foreach_add_([grads[n] for n,x in g.items() if x is not None], [x for x in g.values() if x is not None])
             for it in batch:
