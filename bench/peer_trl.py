@@ -2,7 +2,7 @@
 
 No KL term, no clipping that binds, dr_grpo's sum, constant learning rate, lengths forced by `min_new_tokens`."""
 import json, statistics, tempfile, time
-from shapes import arguments, model, prompts, quiet, tokenizer
+from shapes import arguments, model, prompts, quiet, tokenizer, turn
 
 p = arguments(__doc__); p.add_argument('--continuous', action='store_true', help='generate by continuous batching')
 a = p.parse_args(); quiet(a.threads)
@@ -25,7 +25,7 @@ def now():
     if gpu: torch.cuda.synchronize()
     return time.perf_counter()
 class Clock(TrainerCallback):
-    def on_step_begin(self, *_, **__): steps.append(now())
+    def on_step_begin(self, *_, **__): turn(); steps.append(now())
     def on_step_end(self, *_, **__): steps[-1] = now()-steps[-1]
 
 trainer = GRPOTrainer(model=model(a.size, a.device, 1), reward_funcs=lambda completions, **_: [c.count('1')/len(c) if c else 0. for c in completions], args=config,

@@ -1,5 +1,5 @@
 "Models of random weights that both sides build alike, and the fixed work of a step."
-import argparse, os
+import argparse, os, sys
 
 SHAPES = {
     '2m':   dict(vocab_size=64, hidden_size=192, intermediate_size=512, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=6),
@@ -35,3 +35,7 @@ def model(size, device, eos):
     return m.float() if device=='cpu' else m.to(device, torch.bfloat16)
 
 def prompts(n, tokens): return [(f'{10+i//16%64}+{10+i%16}=?'+' '*tokens)[:tokens] for i in range(n)]
+
+def turn():
+    "Wait until the other side has done its step, if there is another side."
+    if os.environ.get('BENCH_TURNS'): print('ready', flush=True); sys.stdin.readline()

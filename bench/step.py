@@ -3,7 +3,7 @@
 With a lag of 1 or more the sampling of the next step is asked for before this one trains."""
 import json, statistics, tempfile, time
 from types import SimpleNamespace as NS
-from shapes import arguments, model, prompts, quiet, tokenizer
+from shapes import arguments, model, prompts, quiet, tokenizer, turn
 
 p = arguments(__doc__)
 p.add_argument('--lags', default='0', help='with commas; empty: none')
@@ -60,17 +60,17 @@ def learn(client, rollouts, loss, rng):
 def run(lag, loss):
     client = resolve(service.create_lora_training_client(base_model=folder, rank=a.lora, seed=0, train_unembed=False)); rng = np.random.default_rng(0)
     save = lambda v: resolve(service.create_sampling_client(model_path=client.save_weights_for_sampler(f'v{v}').result().path))
-    samplers, rows, sampling = [save(0)], [], None
+    samplers, rows = [save(0)], []
     ask = lambda step: Sampling(samplers[max(0, step-lag)], step)
-    sampling = ask(0)
+    sampling = ask(0) if lag else None
     for step in range(a.warmup+a.steps):
-        began = time.perf_counter(); mine = sampling; rollouts = mine.read(); ready = time.perf_counter()
+        turn(); began = rows[-1]['end'] if lag and rows else time.perf_counter()
+        mine = sampling if lag else ask(step); rollouts = mine.read(); ready = time.perf_counter()
         if lag: sampling = ask(step+1)
-        fb = learn(client, rollouts, loss, rng); samplers.append(save(step+1)); trained = time.perf_counter()
-        if not lag: sampling = ask(step+1)
-        rows.append(dict(end=trained, sample_s=mine.took, train_s=trained-ready, **fb))
-    sampling.read()
-    ends = [r['end'] for r in rows]; steps = [y-x for x,y in zip(ends, ends[1:])][a.warmup-1:]; rows = rows[a.warmup:]
+        did = learn(client, rollouts, loss, rng); samplers.append(save(step+1)); trained = time.perf_counter()
+        rows.append(dict(end=trained, step_s=trained-began, sample_s=mine.took, train_s=trained-ready, **did))
+    if lag: sampling.read()
+    rows = rows[a.warmup:]; steps = [r['step_s'] for r in rows]
     med = lambda k: statistics.median(r[k] for r in rows)
     return dict(side='rxnb', **vars(a), lag=lag, torch=torch.__version__, transformers=transformers.__version__, step_s=statistics.median(steps), sample_s=med('sample_s'), train_s=med('train_s'), loss_s=med('loss_s'), steps_s=steps, gap=None if lag else [max(r[k] for r in rows) for k in ('gap_max_nats', 'gap_mean_nats')],
                 peak_gib=[torch.cuda.max_memory_allocated(i)/2**30 for i in range(torch.cuda.device_count())] if gpu else None)

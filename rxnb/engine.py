@@ -138,7 +138,7 @@ def _pick_device(device):
     d = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if device=='auto' else device)
     return torch.device('cuda', torch.cuda.current_device()) if d.type=='cuda' and d.index is None else d
 
-# %% ../nbs/07_engine.ipynb #12215e43
+# %% ../nbs/07_engine.ipynb #983028ec
 class Engine:
     "A frozen causal language model that trains and serves LoRA adapters; token ids only."
     def __init__(self,
@@ -171,18 +171,20 @@ class Engine:
         _check_probe(self, probe, want)
         with self.hold(): self.fast = checked(self) if self.device.type=='cuda' else None
 
-    @contextmanager
-    def hold(self):
-        "Have the engine to oneself, on its device and its stream."
-        with self.lock:
-            if self.device.type!='cuda': yield; return
-            with torch.cuda.device(self.device), torch.cuda.stream(self.stream): yield
-
     def hidden(self, ids, cache=None, positions=None):
         "Final hidden states [B,L,H] of right-padded ids [B,L]; with a cache the keys and values go through it."
         kw = {} if cache is None else {self.cache_arg:cache}
         return self.backbone(input_ids=ids, position_ids=positions, use_cache=cache is not None, **kw).last_hidden_state
     def __repr__(self): return f'Engine({Path(self.path).name!r}, {self.device}, {str(self.dtype)[6:]}, vocab_size={self.vocab_size}, max_context={self.max_context}, eos_ids={sorted(self.eos_ids)})'
+
+# %% ../nbs/07_engine.ipynb #b7afe9c2
+@patch
+@contextmanager
+def hold(self:Engine):
+    "Have the engine to oneself, on its device and its stream."
+    with self.lock:
+        if self.device.type!='cuda': yield; return
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream): yield
 
 # %% ../nbs/07_engine.ipynb #e6b3bd1a
 _NORMS = ('LlamaRMSNorm', 'MistralRMSNorm', 'Qwen2RMSNorm', 'Qwen3RMSNorm')
