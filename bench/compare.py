@@ -10,6 +10,7 @@ here = Path(__file__).parent; target = here.parent/'nbs/results/benchmarks/peer.
 p = argparse.ArgumentParser(description=__doc__)
 p.add_argument('cases', nargs='*', help=f'of {", ".join(CASES)}; none: those of this machine')
 p.add_argument('--steps', type=int, default=10, help='timed steps of each side')
+p.add_argument('--warmup', type=int, default=2)
 p.add_argument('--peer-python', default=here.parent/'.venv-trl/bin/python')
 p.add_argument('--out', type=Path, default=target)
 p.add_argument('--peer-ways', default='plain', help='plain,continuous')
@@ -18,7 +19,7 @@ a = p.parse_args()
 def start(python, script, *args):
     "A side of the comparison, waiting for its turn."
     path = str(here.parent) if script=='step.py' else os.environ.get('PEER_PYTHONPATH', '')
-    return subprocess.Popen([python, here/script, '--steps', str(a.steps), *args], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(os.environ, PYTHONPATH=path, BENCH_TURNS='1'))
+    return subprocess.Popen([python, here/script, '--steps', str(a.steps), '--warmup', str(a.warmup), *args], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(os.environ, PYTHONPATH=path, BENCH_TURNS='1'))
 
 def until(side, *heads):
     "The next line of a side that begins with one of `heads`."
@@ -46,6 +47,6 @@ for case in a.cases or [c for c in CASES if c.startswith('cpu')]:
     ours,*peers = in_turn([start(sys.executable, 'step.py', *CASES[case]), *[start(a.peer_python, 'peer_trl.py', *CASES[case], *(['--continuous'] if w=='continuous' else [])) for w in ways]])
     best = min(range(len(ways)), key=lambda i: peers[i]['step_s'])
     found[case] = dict(machine=machine(), load=(before, os.getloadavg()), step_s=ours['step_s'], peer_step_s=peers[best]['step_s'], peer_way=ways[best], ours=ours, peers=dict(zip(ways, peers)))
-    found[case]['ratio'] = found[case]['peer_step_s']/found[case]['step_s']
+    found[case] |= dict(ratio=found[case]['peer_step_s']/found[case]['step_s'], cpu_ratio=peers[best]['cpu_s']/ours['cpu_s'])
     a.out.parent.mkdir(parents=True, exist_ok=True); a.out.write_text(json.dumps(found, indent=1)+'\n')
-    print(case, round(found[case]['ratio'], 2))
+    print(case, {k: round(found[case][k], 2) for k in ('step_s', 'peer_step_s', 'ratio', 'cpu_ratio')}, flush=True)

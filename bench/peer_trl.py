@@ -20,13 +20,13 @@ config = GRPOConfig(output_dir=tempfile.mkdtemp(), use_cpu=not gpu, bf16=gpu, fp
     learning_rate=4e-5, adam_beta1=.9, adam_beta2=.95, adam_epsilon=1e-8, weight_decay=0., max_grad_norm=0., lr_scheduler_type='constant', warmup_steps=0,
     max_steps=a.warmup+a.steps, logging_steps=1, save_strategy='no', report_to='none', seed=0, shuffle_dataset=False, disable_dropout=True,
     remove_unused_columns=False, generation_kwargs={'min_new_tokens':a.tokens}, **({'use_transformers_continuous_batching':True} if a.continuous else {}))
-steps, gen = [], []
+steps, gen, cpu = [], [], []
 def now():
     if gpu: torch.cuda.synchronize()
     return time.perf_counter()
 class Clock(TrainerCallback):
-    def on_step_begin(self, *_, **__): turn(); steps.append(now())
-    def on_step_end(self, *_, **__): steps[-1] = now()-steps[-1]
+    def on_step_begin(self, *_, **__): turn(); cpu.append(time.process_time()); steps.append(now())
+    def on_step_end(self, *_, **__): steps[-1] = now()-steps[-1]; cpu[-1] = time.process_time()-cpu[-1]
 
 trainer = GRPOTrainer(model=model(a.size, a.device, 1), reward_funcs=lambda completions, **_: [c.count('1')/len(c) if c else 0. for c in completions], args=config,
     train_dataset=Dataset.from_list([dict(prompt=x) for x in prompts(1024, a.prompt_tokens)]), processing_class=tokenizer(), callbacks=[Clock()],
@@ -37,4 +37,4 @@ def timed(*x, **k):
 trainer._generate = timed
 trainer.train()
 print(json.dumps(dict(side='trl', **vars(a), trl=trl.__version__, torch=torch.__version__, transformers=transformers.__version__, step_s=statistics.median(steps[a.warmup:]),
-    sample_s=statistics.median(gen[a.warmup:]), steps_s=steps[a.warmup:], peak_gib=torch.cuda.max_memory_allocated()/2**30 if gpu else None)))
+    sample_s=statistics.median(gen[a.warmup:]), steps_s=steps[a.warmup:], cpu_s=statistics.median(cpu[a.warmup:]), peak_gib=torch.cuda.max_memory_allocated()/2**30 if gpu else None)))

@@ -64,15 +64,15 @@ def run(lag, loss):
     ask = lambda step: Sampling(samplers[max(0, step-lag)], step)
     sampling = ask(0) if lag else None
     for step in range(a.warmup+a.steps):
-        turn(); began = rows[-1]['end'] if lag and rows else time.perf_counter()
+        turn(); cpu = time.process_time(); began = rows[-1]['end'] if lag and rows else time.perf_counter()
         mine = sampling if lag else ask(step); rollouts = mine.read(); ready = time.perf_counter()
         if lag: sampling = ask(step+1)
         did = learn(client, rollouts, loss, rng); samplers.append(save(step+1)); trained = time.perf_counter()
-        rows.append(dict(end=trained, step_s=trained-began, sample_s=mine.took, train_s=trained-ready, **did))
+        rows.append(dict(end=trained, cpu_s=time.process_time()-cpu, step_s=trained-began, sample_s=mine.took, train_s=trained-ready, **did))
     if lag: sampling.read()
     rows = rows[a.warmup:]; steps = [r['step_s'] for r in rows]
     med = lambda k: statistics.median(r[k] for r in rows)
-    return dict(side='rxnb', **vars(a), lag=lag, torch=torch.__version__, transformers=transformers.__version__, step_s=statistics.median(steps), sample_s=med('sample_s'), train_s=med('train_s'), loss_s=med('loss_s'), steps_s=steps, gap=None if lag else [max(r[k] for r in rows) for k in ('gap_max_nats', 'gap_mean_nats')],
+    return dict(side='rxnb', **vars(a), lag=lag, torch=torch.__version__, transformers=transformers.__version__, step_s=statistics.median(steps), sample_s=med('sample_s'), train_s=med('train_s'), cpu_s=med('cpu_s'), loss_s=med('loss_s'), steps_s=steps, gap=None if lag else [max(r[k] for r in rows) for k in ('gap_max_nats', 'gap_mean_nats')],
                 peak_gib=[torch.cuda.max_memory_allocated(i)/2**30 for i in range(torch.cuda.device_count())] if gpu else None)
 
 def alternate(losses):
