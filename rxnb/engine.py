@@ -538,7 +538,7 @@ def _plan(engine, lora, items, backward):
     known = _recall(engine, lora, items); ask = lora and not backward and not any(it.live.any() for it in items)
     if known and backward: engine.recompute = False; return known, 0
     budget, engine.recompute = _fitting(engine, lora, items) if backward or ask else (engine.micro_tokens, False)
-    room = _free(engine)/_token_bytes(engine, lora)-1.5*budget if ask and not engine.recompute else 0
+    room = engine.share*_free(engine)/_token_bytes(engine, lora)-1.5*budget if ask and not engine.recompute else 0
     return [(b, None) for b in _micro_batches(items, budget, engine.device.type=='cpu' and not engine.is_linear)], room
 
 # %% ../nbs/07_engine.ipynb #da9929e1
