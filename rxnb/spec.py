@@ -358,7 +358,7 @@ def amend(
     return new
 
 # %% ../nbs/00_spec.ipynb #9e21b6a4
-EXECUTED = ('base_model','task','prompt','grader','batch_size','lora_rank','max_seq_len','optimizer','sampling')
+EXECUTED = ('base_model','task','prompt','grader','batch_size','lora_rank','max_seq_len','optimizer','sampling','weights','warm_start')
 
 def same_run(
     a:dict, # A spec
