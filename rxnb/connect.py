@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['LOCAL_KEY', 'TESTED_SDK', 'shown', 'probe', 'embedded', 'api_key', 'served_models', 'endpoint', 'connect', 'describe',
-           'check_endpoint']
+           'save_adapter', 'check_endpoint']
 
-# %% ../nbs/09_connect.ipynb #fa63218c
+# %% ../nbs/09_connect.ipynb #8964c795
 import atexit, os, threading, urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from .endpoint import Check, Checks, examine, resolve
-from .serve import Server, _is_loopback, find_model, serve
+from .serve import Server, _is_loopback, find_model, serve, split_devices
 
 # %% ../nbs/09_connect.ipynb #e413f4b9
 def shown(url:str) -> str:
@@ -45,18 +45,20 @@ def probe(
     if isinstance(r, Exception): raise ConnectionError(f'no answer from {shown(base_url)}: GET {shown(url)} failed with {type(r).__name__}: {r}') from r
     return r.status_code
 
-# %% ../nbs/09_connect.ipynb #60eb4862
+# %% ../nbs/09_connect.ipynb #b7f5a8cf
 _servers,_lock = {},threading.Lock()
 
 def embedded(
     base_model,            # packaged name, folder, or hub id
-    device:str='auto',     # used when the server is started
+    device:str=None,       # what trains; None: $RXNB_DEVICE, or 'auto'
+    sample_devices=None,   # what samples; None: $RXNB_SAMPLE_DEVICES, names with commas, or what trains
 ) -> Server:
-    "The embedded server of this process for a base model, started if there is none."
+    "The embedded server of this process for a base model, started if there is none; the devices count when it starts."
     key = os.getpid(),find_model(base_model)[1]
     with _lock:
         if key not in _servers or not _servers[key].alive:
-            _servers[key] = serve(base_model, device=device)
+            others = split_devices(os.environ.get('RXNB_SAMPLE_DEVICES', '')) if sample_devices is None else tuple(sample_devices)
+            _servers[key] = serve(base_model, device=device or os.environ.get('RXNB_DEVICE') or 'auto', sample_devices=others)
             atexit.register(_servers[key].close)
         return _servers[key]
 
@@ -112,7 +114,7 @@ def _same_model(a, b):
     try: return find_model(a)[1]==find_model(b)[1]
     except ValueError: return False  # one of them is no model on this machine
 
-# %% ../nbs/09_connect.ipynb #7c4a9558
+# %% ../nbs/09_connect.ipynb #05887507
 def endpoint(
     base_url:str=None,    # where; None: $TINKER_BASE_URL
 ) -> str | None:
@@ -125,12 +127,14 @@ def endpoint(
 def connect(
     base_url:str=None,    # where; None: $TINKER_BASE_URL, else the embedded backend
     base_model=None,      # the model that will be asked for; needed for the embedded backend
+    device:str=None,      # of the embedded backend, see `embedded`
+    sample_devices=None,  # likewise
 ):                        # `tinker.ServiceClient`
     "A client of the chosen endpoint. Raises `ConnectionError` within ten seconds if nobody answers, `ValueError` for a missing key or model."
     url = endpoint(base_url)
     if url is None:
         if base_model is None: raise ValueError('neither base_url nor TINKER_BASE_URL is set: the embedded backend needs a base_model')
-        url = embedded(base_model).base_url
+        url = embedded(base_model, device, sample_devices).base_url
     if _is_local(url): _past_proxies()
     probe(url)
     key = api_key(url)
@@ -152,6 +156,26 @@ def describe(
     kind = 'embedded' if url in _embedded_urls() else 'loopback' if _is_local(url) else 'remote'
     return dict(endpoint=kind, base_url=shown(url), sdk_version=tinker.__version__, base_model=info.model_data.model_name,
         tokenizer_id=Path(info.model_data.tokenizer_id).name if _is_local(url) else info.model_data.tokenizer_id, lora_rank=info.lora_rank, model_id=info.model_id)
+
+# %% ../nbs/09_connect.ipynb #cf21eaeb
+def save_adapter(
+    service,      # `tinker.ServiceClient`
+    client,       # `tinker.TrainingClient`
+    folder,       # where the files go; made if it is missing
+    name:str,     # of the checkpoint on the endpoint
+) -> dict:        # {file name: bytes written}
+    "Export an adapter and fetch its files. Raises `ValueError` for a file name that leaves the folder."
+    import httpx, warnings
+    path = client.save_weights_external(name, ttl_seconds=3600).result().path
+    with warnings.catch_warnings():   # SDK 0.38 would rather make the client otherwise, which 0.33 cannot
+        warnings.simplefilter('ignore')
+        urls = service.create_rest_client().get_external_weights_urls(path).result().urls
+    out,to = {},Path(folder); to.mkdir(parents=True, exist_ok=True)
+    for file,url in urls.items():
+        if Path(file).name!=file: raise ValueError(f'{file!r} is no plain file name')
+        r = httpx.get(url, timeout=600, follow_redirects=True, trust_env=not _is_local(url)).raise_for_status()
+        out[file] = (to/file).write_bytes(r.content)
+    return out
 
 # %% ../nbs/09_connect.ipynb #b15b1425
 TESTED_SDK = (0, 32), (0, 39)   # from, and before

@@ -6,8 +6,9 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #e8edd55f
-import contextvars, hashlib, inspect, math, secrets, threading
+# %% ../nbs/07_engine.ipynb #e26c263d
+import contextvars, copy, hashlib, inspect, math, secrets, threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def _make_sites(model):
     for m in found.values(): m.__class__ = LoraLinear
     return {n:(m, group[n.split('.')[-1]]) for n,m in found.items()}
 
-# %% ../nbs/07_engine.ipynb #779bc0f3
+# %% ../nbs/07_engine.ipynb #e6104f9e
 def _load(path, dtype):
     from transformers import AutoModelForCausalLM
     p = str(path); local = Path(p).expanduser()
@@ -134,10 +135,10 @@ def _load(path, dtype):
     except OSError as e: raise FileNotFoundError(f'no loadable model at {p!r}: it is neither a folder with safetensors weights nor a hub id at hand ({str(e).splitlines()[0]})') from e
 
 def _pick_device(device):
-    if device=='auto': return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
-    return torch.device(device)
+    d = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if device=='auto' else device)
+    return torch.device('cuda', torch.cuda.current_device()) if d.type=='cuda' and d.index is None else d
 
-# %% ../nbs/07_engine.ipynb #fb14fd25
+# %% ../nbs/07_engine.ipynb #12215e43
 class Engine:
     "A frozen causal language model that trains and serves LoRA adapters; token ids only."
     def __init__(self,
@@ -147,7 +148,7 @@ class Engine:
         micro_tokens:int=None # padded tokens of one forward pass in training, at most; None: 4096 on CPU, 8192 on CUDA
     ):
         from transformers import AttentionInterface
-        self.path, self.device = str(path), _pick_device(device)
+        self.path, self.device, self.stream, self.share = str(path), _pick_device(device), None, 1.
         self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype or (torch.bfloat16 if self.device.type=='cuda' else torch.float32)
         if self.device.type=='cuda': torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False # partial sums stay in float32
         self.micro_tokens = micro_tokens or (8192 if self.device.type=='cuda' else 4096)
@@ -168,7 +169,14 @@ class Engine:
         for l in self.backbone.layers: _recomputing(self, l)
         self.head_site = next((n for n,(m,_) in self.sites.items() if m is self.head), None)
         _check_probe(self, probe, want)
-        self.fast = checked(self) if self.device.type=='cuda' else None
+        with self.hold(): self.fast = checked(self) if self.device.type=='cuda' else None
+
+    @contextmanager
+    def hold(self):
+        "Have the engine to oneself, on its device and its stream."
+        with self.lock:
+            if self.device.type!='cuda': yield; return
+            with torch.cuda.device(self.device), torch.cuda.stream(self.stream): yield
 
     def hidden(self, ids, cache=None, positions=None):
         "Final hidden states [B,L,H] of right-padded ids [B,L]; with a cache the keys and values go through it."
@@ -248,7 +256,7 @@ def init_lora(self:Engine,
         P[f'{n}.lora_B'] = torch.zeros(d_out, rank, device=self.device)
     return Lora(rank, seed, {n:p.requires_grad_() for n,p in P.items()})
 
-# %% ../nbs/07_engine.ipynb #ccb8f7c1
+# %% ../nbs/07_engine.ipynb #b93260be
 @dataclass(frozen=True)
 class Snapshot:
     "An immutable copy of an adapter, ready to mount; without adapters it is the base model."
@@ -262,14 +270,28 @@ def snapshot(self:Engine,
 ) -> Snapshot:
     "A copy of `lora` that never changes afterwards."
     if lora is None: return Snapshot({}, 0, 0)
-    with self.lock, torch.no_grad():
-        return Snapshot({s:tuple(t.detach().clone() for t in ab) for s,ab in lora.adapters(self.dtype).items()}, lora.rank, lora.step)
+    with self.hold(), torch.no_grad():
+        out = Snapshot({s:tuple(t.detach().clone() for t in ab) for s,ab in lora.adapters(self.dtype).items()}, lora.rank, lora.step)
+        if self.device.type=='cuda': torch.cuda.current_stream().synchronize() # other streams may read it now
+    return out
 
 @patch
 def mount(self:Engine, adapters):
     "Put `{site: (A, B)}` in place; sites that are not named run bare, and an adapter of another model raises ValueError."
     if strange:=set(adapters)-set(self.sites): raise ValueError(f'{min(strange)}: {self.path!r} has no such layer to adapt')
     for n,(m,_) in self.sites.items(): m.lora = adapters.get(n)
+
+# %% ../nbs/07_engine.ipynb #925bc4dd
+@patch
+def at_hand(self:Engine, snap:Snapshot) -> Snapshot:
+    "The snapshot on this engine's device."
+    at = {t.device for ab in snap.adapters.values() for t in ab}
+    if not at or at=={self.device}: return snap
+    if vars(self).get('moved', (None, None))[0] is not snap:
+        with torch.cuda.stream(torch.cuda.Stream(at.pop())), torch.cuda.stream(self.stream): # not behind what its own device has queued
+            self.moved = snap, Snapshot({s:tuple(t.to(self.device) for t in ab) for s,ab in snap.adapters.items()}, snap.rank, snap.step)
+        torch.cuda.synchronize(self.device)
+    return self.moved[1]
 
 # %% ../nbs/07_engine.ipynb #f0126097
 BUILTIN = {'cross_entropy':{}, 'importance_sampling':{}, 'ppo':dict(clip_low_threshold=.8, clip_high_threshold=1.2),
@@ -364,7 +386,7 @@ def _flatten(batch, key, device):
     K = max(x.shape[1] for x in xs)
     return torch.as_tensor(np.concatenate([np.pad(x, ((0,0),(0,K-x.shape[1]))) for x in xs]), device=device)
 
-# %% ../nbs/07_engine.ipynb #40ce7944
+# %% ../nbs/07_engine.ipynb #610be83a
 def _hidden(engine, ids):
     "Final hidden states [B,L,H], by the fast way where the model takes it."
     return states(engine.fast, ids, causal_attention, engine.recompute) if engine.fast else engine.hidden(ids)
@@ -385,7 +407,7 @@ def _fitting(engine, lora, items):
     if engine.device.type!='cuda': return engine.micro_tokens, engine.recompute
     per, longest = _token_bytes(engine, lora), max(len(it.tokens) for it in items)
     free = torch.cuda.mem_get_info(engine.device)[0]+torch.cuda.memory_reserved(engine.device)-torch.cuda.memory_allocated(engine.device)
-    fit = int(.8*free/(1.5*per))                                   # half as much again while the backward pass runs
+    fit = int(.8*engine.share*free/(1.5*per))                                   # half as much again while the backward pass runs
     return (min(engine.micro_tokens, fit), False) if fit>=longest else (longest, True)
 
 # %% ../nbs/07_engine.ipynb #96e9e9cc
@@ -439,7 +461,7 @@ def _run_batch(engine, lora, batch, name, params, backward):
             grads = dict(zip(names, found))
     return logp.detach().cpu().numpy(), losses.detach(), grads
 
-# %% ../nbs/07_engine.ipynb #c62c2c6d
+# %% ../nbs/07_engine.ipynb #93fe575e
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -454,7 +476,7 @@ def forward_backward(self:Engine,
     if not data: raise ValueError('no data')
     items = [_check_datum(self, i, d, loss_fn, params) for i,d in enumerate(data)]
     out, total, grads = [None]*len(items), 0., {n:torch.zeros_like(p) for n,p in lora.params.items()} if backward else None
-    with self.lock:
+    with self.hold():
         if self.fast: _begin(self, lora)
         budget, self.recompute = _fitting(self, lora, items) if backward else (self.micro_tokens, False)
         for batch in _micro_batches(items, budget):
@@ -500,14 +522,14 @@ class AdamConfig:
     weight_decay: float    # λ, decoupled
     grad_clip_norm: float  # largest norm of the whole gradient; 0: off
 
-# %% ../nbs/07_engine.ipynb #7f6c40e3
+# %% ../nbs/07_engine.ipynb #27ded345
 @patch
 def optim_step(self:Engine,
     lora:Lora,        # its gradient is used up
     config:AdamConfig # every field
 ) -> dict:
     "One AdamW step; returns the norm of the gradient before clipping. Raises ValueError without a gradient or with one that is not finite, and then changes nothing."
-    with self.lock, torch.no_grad():
+    with self.hold(), torch.no_grad():
         if lora.grads is None: raise ValueError('no gradient to step with: call forward_backward first')
         p, g = list(lora.params.values()), [lora.grads[n] for n in lora.params]
         norm = float(torch.stack(torch._foreach_norm(g)).double().norm())
@@ -523,7 +545,7 @@ def optim_step(self:Engine,
         lora.step, lora.grads = t, None
     return {'unclipped_grad_l2:mean':norm}
 
-# %% ../nbs/07_engine.ipynb #9765df62
+# %% ../nbs/07_engine.ipynb #c7045030
 @patch
 def score(self:Engine,
     snap:Snapshot, # whose log-probabilities
@@ -532,12 +554,36 @@ def score(self:Engine,
     "Float32 log-probability [N-1] of each token after the first, by the training path."
     t = _ids(tokens, self.vocab_size, "'tokens'")
     item = _Item(0, t[:-1], t[1:,None], True, None, None, {})
-    with self.lock, torch.inference_mode():
-        self.mount(snap.adapters)
+    with self.hold(), torch.inference_mode():
+        snap = self.at_hand(snap); self.mount(snap.adapters)
         if self.fast: self.fast.load(snap)
         return _score_chunks(self.head, _final_states(self, [item]), torch.as_tensor(item.targets, device=self.device))[:,0].cpu().numpy()
 
-# %% ../nbs/07_engine.ipynb #924c600a
+# %% ../nbs/07_engine.ipynb #3951ead2
+def _copied(model, device):
+    "A copy of a model whose tensors are on `device`; those that are there already are shared."
+    memo = {id(p):nn.Parameter(p.detach().to(device), requires_grad=False) for p in model.parameters()}
+    return copy.deepcopy(model, memo | {id(b):b.to(device) for b in model.buffers()})
+
+@patch
+def twin(self:Engine,
+    device=None # where; None: here
+) -> Engine:
+    "An engine of the same frozen model for another thread or another device."
+    e = copy.copy(self); e.lock, e.device = threading.RLock(), self.device if device is None else _pick_device(device)
+    if (e.device.type=='cuda')!=(self.device.type=='cuda'): raise ValueError(f'a twin on {e.device} of an engine on {self.device} would compute in another way')
+    vars(e).pop('token_bytes', None); vars(e).pop('kept', None); vars(e).pop('moved', None)
+    with self.hold(): self.mount({}); e.model = _copied(self.model, e.device)
+    e.backbone, e.head = e.model.get_decoder(), e.model.get_output_embeddings(); modules = dict(e.model.named_modules())
+    e.sites = {n:(modules[n], g) for n,(_,g) in self.sites.items()}
+    for l in e.backbone.layers: del l.forward; _recomputing(e, l)
+    if e.device.type=='cuda':
+        if e.device==self.device: e.share = self.share = .5
+        torch.cuda.synchronize(self.device); e.stream = torch.cuda.Stream(e.device, priority=-1)
+        with e.hold(): e.fast = checked(e)
+    return e
+
+# %% ../nbs/07_engine.ipynb #8301453c
 @patch
 def state_dict(self:Engine,
     lora:Lora,           # what to save
@@ -546,7 +592,7 @@ def state_dict(self:Engine,
     "The adapter as a flat {name: CPU tensor}."
     S = {'meta.rank':torch.tensor(lora.rank), 'meta.seed':torch.tensor(lora.seed), 'meta.step':torch.tensor(lora.step if optimizer else 0), **lora.params}
     if optimizer: S |= {f'adam.{k}.{n}':x for k in 'mv' for n,x in getattr(lora, k).items()}
-    with self.lock: return {n:x.detach().cpu().clone() for n,x in S.items()}
+    with self.hold(): return {n:x.detach().cpu().clone() for n,x in S.items()}
 
 @patch
 def load_state_dict(self:Engine,

@@ -123,7 +123,7 @@ def drop(self:Paged):
 @patch
 def __repr__(self:Paged): return f'Paged({self.engine!r}, {0 if self.pool is None else self.pool.shape[2]} blocks, rows {sorted(self.rooms)})'
 
-# %% ../nbs/06b_paged.ipynb #6f6a8b5e
+# %% ../nbs/06b_paged.ipynb #49aafbd4
 def _room(self, R):
     "Buffers of a step for R rows."
     e, l, V, w = self.engine, self.layers[0], self.engine.vocab_size, self.HQ*self.d
@@ -150,11 +150,11 @@ def _step(self, b):
 
 def _capture(self, b):
     "The step as a graph; what it does meanwhile goes to block 0."
-    side = torch.cuda.Stream(); side.wait_stream(torch.cuda.current_stream())
+    side = torch.cuda.Stream(b.h.device); side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side): _step(self, b)
     torch.cuda.current_stream().wait_stream(side)
     b.graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(b.graph, pool=self.memory, capture_error_mode='thread_local'): _step(self, b)
+    with torch.cuda.graph(b.graph, pool=self.memory, stream=side, capture_error_mode='thread_local'): _step(self, b)
     self.memory = b.graph.pool()
 
 def _ready(self, R):
@@ -197,7 +197,7 @@ def checked(
             log.warning('%s decodes in the plain loop: the fast step differs from the model by %.2g', engine, far); return None
     return self
 
-# %% ../nbs/06b_paged.ipynb #e1bdccee
+# %% ../nbs/06b_paged.ipynb #67b7371b
 @dataclass
 class Draft:
     "A sequence to sample."
@@ -221,7 +221,7 @@ def _fits(self):
     free = torch.cuda.mem_get_info(self.engine.device)[0]+torch.cuda.memory_reserved(self.engine.device)-torch.cuda.memory_allocated(self.engine.device)
     if self.pool is not None: free += self.pool.nbytes
     size = len(self.layers)*2*self.HK*BLOCK*self.d*self.embed.element_size()
-    return int(.8*free)//size
+    return int(.8*self.engine.share*free)//size
 
 # %% ../nbs/06b_paged.ipynb #66e9fdcf
 class _Run:

@@ -229,7 +229,7 @@ def write_sample(
         _dense(m.prompt_alt_tokens.tokens, ids, P.DTYPE_INT64); _dense(m.prompt_alt_tokens.logprobs, logps, P.DTYPE_FLOAT32)
     return m.SerializeToString()
 
-# %% ../nbs/07b_wire.ipynb #6299c4c1
+# %% ../nbs/07b_wire.ipynb #1cff493c
 CheckpointPath = namedtuple('CheckpointPath', 'model_id kind name')
 _name = re.compile(r'[A-Za-z0-9_][A-Za-z0-9._=+-]{0,127}')
 
@@ -242,13 +242,13 @@ def check_name(
 
 def read_path(
     path:str,     # tinker://<model>/<kind>/<name>
-    kind:str,     # the kind that is wanted: 'weights' or 'sampler_weights'
+    kind:str,     # the kind that is wanted: 'weights', 'sampler_weights' or 'external_weights'
 ) -> CheckpointPath:
     "The parts of a checkpoint path. Raises `Refused` (400) when it is none, or one of the other kind."
-    m = re.fullmatch(r'tinker://([^/]+)/(weights|sampler_weights)/([^/]+)', path) if isinstance(path, str) else None
+    m = re.fullmatch(r'tinker://([^/]+)/(weights|sampler_weights|external_weights)/([^/]+)', path) if isinstance(path, str) else None
     if not m: raise Refused(400, f'{path!r} is no checkpoint path: tinker://<model>/{kind}/<name>')
     p = CheckpointPath(*m.groups())
     if p.kind!=kind:
-        made = dict(weights='save_state', sampler_weights='save_weights_for_sampler')
+        made = dict(weights='save_state', sampler_weights='save_weights_for_sampler', external_weights='save_weights_external')
         raise Refused(400, f'{path} was made by {made[p.kind]}: this call wants one made by {made[kind]}')
     return p
