@@ -127,7 +127,9 @@ def digest(o) -> bytes:
     "Fingerprint of a request: bytes, or a JSON object."
     return hashlib.blake2b(o if isinstance(o, bytes) else json.dumps(o, sort_keys=True).encode(), digest_size=16).digest()
 
-# %% ../nbs/08_serve.ipynb #45f7072f
+# %% ../nbs/08_serve.ipynb #4e7b7547
+def _no_number(name): raise ValueError(f'{name} is no number')
+
 @dataclass
 class Request:
     "One HTTP request."
@@ -139,8 +141,8 @@ class Request:
 
     def json(self) -> dict:
         "The body as a JSON object. Raises `Refused` (400) if it is none."
-        try: o = json.loads(self.body or b'{}')
-        except ValueError as e: raise Refused(400, f'the body is no JSON: {e}') from e
+        try: o = json.loads(self.body or b'{}', parse_constant=_no_number)
+        except (ValueError, RecursionError) as e: raise Refused(400, f'the body is no JSON: {e}') from e
         if not isinstance(o, dict): raise Refused(400, f'the body is a JSON {type(o).__name__}, not an object')
         return o
 
@@ -695,13 +697,12 @@ def asample(app, q):
         if len(s.seen)>10_000: del s.seen[next(iter(s.seen))]
     return promised(p, sample_sequence_ids=[f'{p.id}:{i}' for i in range(n)])
 
-# %% ../nbs/08_serve.ipynb #5ccaa17a
+# %% ../nbs/08_serve.ipynb #909d67e8
 @patch
 def ask(self:App, s:Sampler, b:dict) -> tuple:
     "Queue a sampling request: its promise and how many sequences it will bring."
     from rxnb.decode import SampleRequest
     fields,rows = read_sample(b, s.backend.decode)
-    if fields['num_samples']<1: raise ValueError(f'num_samples must be at least 1, not {fields["num_samples"]}')
     if fields['seed'] is None: fields['seed'] = secrets.randbits(62)
     p = self.promises.new()
     s.backend.worker.ask(Ask(self.current(s), SampleRequest(**fields), p, lambda r: (PROTO, write_sample(r, rows))))
