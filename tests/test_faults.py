@@ -78,7 +78,7 @@ def small(folder, name='faults'):
     raw.update(name=name, steps=4, batch_size=8, curve=None, eval=dict(n_examples=8, max_tokens=16, metric='accuracy'))
     raw['sampling'] = dict(raw['sampling'], max_tokens=12)
     for a in raw['arms']: a['groups_per_batch'] = 8//a['group_size']
-    (folder/f'{name}.json').write_text(json.dumps({k: v for k,v in raw.items() if v is not None}))
+    (folder/f'{name}.json').write_text(json.dumps(raw))
     return folder/f'{name}.json'
 
 NUMBERS = ('reward_mean', 'loss_sum', 'grad_norm', 'completion_tokens')
