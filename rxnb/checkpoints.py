@@ -28,7 +28,7 @@ class Checkpoint:
     @property
     def parts(self) -> tuple: return tuple(self.path.removeprefix('tinker://').split('/'))  # model, kind, name
 
-# %% ../nbs/07d_checkpoints.ipynb #21f068e6
+# %% ../nbs/07d_checkpoints.ipynb #a6eb6ce0
 class Store:
     "The checkpoints of a server: `{path: (Checkpoint, tensors or None, snapshot or None)}`, the tensors in files if there is a folder."
     def __init__(self,
@@ -36,7 +36,7 @@ class Store:
     ):
         self.folder,self.all = Path(folder) if folder else None,{}
         for f in sorted(self.folder.glob('*/*/*.safetensors')) if self.folder else []:
-            ck = _described(f)
+            if (ck := _described(f)) is None: continue
             if self.file(ck)==f: self.all[ck.path] = ck,None,None
             else: raise ValueError(f'{f} is the checkpoint {ck.path}, which belongs in {self.file(ck)}')
 
@@ -45,10 +45,11 @@ class Store:
         model,kind,name = ck.parts
         return self.folder/model.replace(':', '_')/kind/f'{name}.safetensors'
 
-def _described(f) -> Checkpoint:
+def _described(f) -> Checkpoint | None:
     from safetensors import SafetensorError, safe_open
     try:
         with safe_open(f, 'pt') as s: d = json.loads((s.metadata() or {}).get('rxnb', 'null'))
+    except FileNotFoundError: return None  # another process has removed it meanwhile
     except SafetensorError as e: raise ValueError(f'{f} is no safetensors file ({e}): move it out of the checkpoint folder') from e
     if d is None: raise ValueError(f'{f} is no checkpoint of rxnb: move it out of the checkpoint folder')
     return Checkpoint(**d)

@@ -45,7 +45,7 @@ def probe(
     if isinstance(r, Exception): raise ConnectionError(f'no answer from {shown(base_url)}: GET {shown(url)} failed with {type(r).__name__}: {r}') from r
     return r.status_code
 
-# %% ../nbs/09_connect.ipynb #b7f5a8cf
+# %% ../nbs/09_connect.ipynb #c18663eb
 _servers,_lock = {},threading.Lock()
 
 def embedded(
@@ -58,7 +58,7 @@ def embedded(
     with _lock:
         if key not in _servers or not _servers[key].alive:
             others = split_devices(os.environ.get('RXNB_SAMPLE_DEVICES', '')) if sample_devices is None else tuple(sample_devices)
-            _servers[key] = serve(base_model, device=device or os.environ.get('RXNB_DEVICE') or 'auto', sample_devices=others)
+            _servers[key] = serve(base_model, device=device or os.environ.get('RXNB_DEVICE') or 'auto', sample_devices=others, checkpoint_dir=os.environ.get('RXNB_CHECKPOINT_DIR'))
             atexit.register(_servers[key].close)
         return _servers[key]
 

@@ -32,7 +32,7 @@ def row_line(
         bad = [k for k,v in row.items() if isinstance(v, (float, np.floating)) and not np.isfinite(v)]
         raise ValueError(f'row not written: {bad or "a nested value"} not finite') from None
 
-# %% ../nbs/10_records.ipynb #76be348a
+# %% ../nbs/10_records.ipynb #555c2730
 def append_rows(
     path, # File of JSON lines
     rows # Mappings
@@ -59,7 +59,7 @@ def write_json(
     obj:dict # What it shall hold
 ):
     "Write a JSON file whole or not at all: beside it first, then in its place."
-    part = Path(f'{path}.part')
+    part = Path(f'{path}.{os.getpid()}.part')
     part.write_text(json.dumps(obj, indent=1, ensure_ascii=False, allow_nan=False, default=_plain)+'\n', encoding='utf-8')
     os.replace(part, path)
 
