@@ -201,7 +201,7 @@ def _recomputing(engine, layer):
         return plain(*args, **kw)
     layer.forward = forward
 
-# %% ../nbs/07_engine.ipynb #dbbd4a70
+# %% ../nbs/07_engine.ipynb #b3e09ed0
 def _eos_ids(model):
     ids = getattr(model.generation_config, 'eos_token_id', None)
     if ids is None: ids = model.config.get_text_config().eos_token_id
@@ -210,7 +210,7 @@ def _eos_ids(model):
 def _check_probe(engine, ids, want):
     with torch.inference_mode(): got = engine.head(engine.hidden(ids))
     far = (got.float()-want.float()).abs(); d = far.max() if engine.dtype==torch.float32 else far.square().mean().sqrt()
-    if not d <= (1e-3 if engine.dtype==torch.float32 else .1)*want.float().std():
+    if not d <= (1e-3 if engine.dtype==torch.float32 else .3)*want.float().std():
         raise ValueError(f'{engine.path!r} is not a plain stack of layers under an output matrix: its logits differ by {d:.2g} from those the engine computes')
 
 # %% ../nbs/07_engine.ipynb #f63c0db1

@@ -171,7 +171,7 @@ def _replay(self, b, state, n):
     for _ in range(n): b.graph.replay() if b.graph else _step(self, b)
     return b.tokens[:,:n].cpu().numpy(), b.logps[:,:n].cpu().numpy()
 
-# %% ../nbs/06b_paged.ipynb #0f1b23b4
+# %% ../nbs/06b_paged.ipynb #f92a00f2
 def _blocks(self, n, window, width):
     "A pool of at least n blocks and tables of at least `width`; graphs of another are dropped."
     e = self.engine
@@ -193,7 +193,7 @@ def checked(
         for t in ids: b.state[0,TOKEN] = t; _step(self, b)
         want = engine.head(engine.hidden(ids[None]))[0,-1].float(); far = (b.z[0].float()-want).abs()
         far = far.max() if engine.dtype==torch.float32 else far.square().mean().sqrt()
-        if not far <= (1e-3 if engine.dtype==torch.float32 else .1)*want.std():
+        if not far <= (1e-3 if engine.dtype==torch.float32 else .3)*want.std():
             log.warning('%s decodes in the plain loop: the fast step differs from the model by %.2g', engine, far); return None
     return self
 
