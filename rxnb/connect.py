@@ -114,7 +114,7 @@ def _same_model(a, b):
     try: return find_model(a)[1]==find_model(b)[1]
     except ValueError: return False  # one of them is no model on this machine
 
-# %% ../nbs/09_connect.ipynb #5d816be5
+# %% ../nbs/09_connect.ipynb #90f67f4e
 log = logging.getLogger('rxnb.connect')
 
 def _trouble(record) -> tuple:
@@ -149,6 +149,7 @@ class Waiting(logging.Filter):
         log.warning('the endpoint answers again, after %.1f s and %d tries', time.monotonic()-self.since, self.tries+1)
         self.since = None
 
+# %% ../nbs/09_connect.ipynb #8d0d905f
 waiting = Waiting()
 
 def say_waiting():

@@ -305,7 +305,7 @@ def finish(app, q, session):
     app.drop(session)
     return {}
 
-# %% ../nbs/08_serve.ipynb #99f48cc1
+# %% ../nbs/08_serve.ipynb #a9fe9ec9
 def promised(p:Promise, **more) -> dict:
     "What a client gets for a request that takes time."
     return dict(request_id=p.id, **more)
@@ -331,6 +331,7 @@ async def retrieve_future(app, q):
     if r: return 200,*r
     return 408,*answer(dict(type='try_again', request_id=i, queue_state='paused_capacity' if p.reason else 'active', queue_state_reason=p.reason))
 
+# %% ../nbs/08_serve.ipynb #6e27cc40
 @route('POST', 'retrieve_futures')
 async def retrieve_futures(app, q):
     b = q.json(); target = want(b, 'target', dict); s = app.sampler(want(target, 'sampling_session_id', str)); client = want(target, 'cloned_sampler_id', int, 0)

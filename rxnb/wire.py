@@ -160,7 +160,7 @@ def field(
     if not isinstance(v, kind) or (isinstance(v, bool) and kind is not bool): raise ValueError(f'{name} must be {getattr(kind, "__name__", kind)}, not {v!r}')
     return v
 
-# %% ../nbs/07b_wire.ipynb #63e5f741
+# %% ../nbs/07b_wire.ipynb #50224fb8
 def whole(
     d:dict,         # a JSON object
     name:str,       # which entry
@@ -173,6 +173,7 @@ def whole(
     if v is not None and v!=default and not least<=v<=most: raise ValueError(f'{name} must be from {least} to {most}, not {v}')
     return v
 
+# %% ../nbs/07b_wire.ipynb #4760a0cc
 def read_prompt(
     prompt:dict,    # JSON `ModelInput`
 ) -> list:          # token ids
