@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['Checkpoint', 'Store']
 
-# %% ../nbs/07d_checkpoints.ipynb #0dcbe87c
+# %% ../nbs/07d_checkpoints.ipynb #f4eecf94
 import json, os, time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fastcore.basics import patch
@@ -54,7 +54,13 @@ def _described(f) -> Checkpoint | None:
     if d is None: raise ValueError(f'{f} is no checkpoint of rxnb: move it out of the checkpoint folder')
     return Checkpoint(**d)
 
-# %% ../nbs/07d_checkpoints.ipynb #37197b1a
+# %% ../nbs/07d_checkpoints.ipynb #a7dfe2ae
+@patch
+def _write(self:Store, ck, tensors):
+    from safetensors.torch import save_file
+    f = self.file(ck); tmp = f.parent/f'{f.name}.part'; f.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, tmp, {'rxnb': json.dumps(asdict(ck))}); os.replace(tmp, f)
+
 @patch
 def add(self:Store,
     ck:Checkpoint,          # its description
@@ -65,16 +71,14 @@ def add(self:Store,
     "Keep a checkpoint. Raises `ValueError` when the name is taken."
     model,kind,name = ck.parts; check_name(name)
     if self.find(ck.path) is not None and not (overwrite and kind=='weights'):
-        raise ValueError(f'{ck.path} exists' + (': save it with overwrite=True to replace it' if kind=='weights' else ': samplers never change, choose another name'))
+        raise ValueError(f'{ck.path} exists' + (': save it with overwrite=True to replace it' if kind=='weights' else ': samplers and exports never change, choose another name'))
     if self.folder:
-        f = self.file(ck); tmp = f.with_suffix('.part'); f.parent.mkdir(parents=True, exist_ok=True)
-        from safetensors.torch import save_file
-        save_file(tensors, tmp, {'rxnb': json.dumps(asdict(ck))}); os.replace(tmp, f)
+        self._write(ck, tensors)
         tensors = None
     elif snapshot is not None: tensors = None
     self.all[ck.path] = ck,tensors,snapshot
 
-# %% ../nbs/07d_checkpoints.ipynb #2549fb84
+# %% ../nbs/07d_checkpoints.ipynb #b68cb433
 @patch
 def find(self:Store, path:str) -> Checkpoint | None:
     "The checkpoint at a path, or None; one whose time is over goes now."
@@ -86,13 +90,27 @@ def find(self:Store, path:str) -> Checkpoint | None:
 @patch
 def get(self:Store,
     path:str,      # tinker://<model>/<kind>/<name>
-    kind:str,      # 'weights' or 'sampler_weights'
+    kind:str,      # 'weights', 'sampler_weights' or 'external_weights'
 ) -> Checkpoint:
     "The checkpoint at a path. Raises `Refused`: 400 for another kind, 404 for none."
     read_path(path, kind)
     ck = self.find(path)
     if ck is None: raise Refused(404, f'there is no checkpoint {path} on this server')
     return ck
+
+@patch
+def living(self:Store,
+    model:str=None,   # of one model; None: all
+) -> list:
+    "Checkpoints whose time is not over, newest first."
+    return sorted((c for c in map(self.find, list(self.all)) if c and model in (None, c.parts[0])), key=lambda c: -c.made)
+
+@patch
+def set_expiry(self:Store, ck:Checkpoint, expires:float|None):
+    "Give a checkpoint another time to live, in the header of its file too."
+    _,tensors,snap = self.all[ck.path]; new = replace(ck, expires=expires)
+    if self.folder: self._write(new, self.tensors(ck))
+    self.all[ck.path] = new,tensors,snap
 
 @patch
 def delete(self:Store, path:str):

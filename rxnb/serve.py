@@ -5,22 +5,26 @@
 # %% auto #0
 __all__ = ['log', 'PROTO', 'JSON', 'CLIENT_CONFIG', 'ADAM', 'packaged_models', 'find_model', 'room_beside', 'Backend', 'Model',
            'Sampler', 'answer', 'failure', 'digest', 'Request', 'App', 'route', 'client_config', 'dynamic_config',
-           'healthz', 'telemetry', 'capabilities', 'create_session', 'heartbeat', 'finish', 'promised',
-           'retrieve_future', 'cancel_future', 'create_model', 'get_info', 'unload_model', 'forward_backward',
-           'optim_step', 'save_weights', 'save_weights_for_sampler', 'restored', 'load_weights', 'weights_info',
-           'list_checkpoints', 'list_model_checkpoints', 'delete_checkpoint', 'create_sampling_session', 'get_sampler',
+           'healthz', 'telemetry', 'capabilities', 'create_session', 'heartbeat', 'finish', 'promised', 'first',
+           'retrieve_future', 'retrieve_futures', 'join_sampling_session', 'cancel_future', 'create_model', 'get_info',
+           'unload_model', 'forward_backward', 'optim_step', 'save_weights', 'save_weights_for_sampler', 'restored',
+           'load_weights', 'weights_info', 'checkpoint_row', 'page', 'list_checkpoints', 'list_model_checkpoints',
+           'list_runs', 'get_run', 'list_sessions', 'get_session', 'delete_checkpoint', 'set_ttl', 'copy_weights',
+           'save_weights_external', 'external_urls', 'external_file', 'create_sampling_session', 'get_sampler',
            'asample', 'Server', 'serve', 'split_devices', 'main']
 
-# %% ../nbs/08_serve.ipynb #9c3e5084
+# %% ../nbs/08_serve.ipynb #8f3fb717
 import asyncio, hashlib, hmac, inspect, ipaddress, json, logging, os, re, secrets, socket, threading, time, uuid
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from fastcore.basics import patch
 
 from .checkpoints import Checkpoint, Store
+from .export import FILES, peft_files
 from .queue import Ask, Ordered, Promise, Promises, Spread, Worker
 from .wire import Refused, check_name, loss_config, read_datum, read_forward_backward, read_path, read_sample, unpack, write_forward_backward, write_sample
 from .wire import field as want
@@ -79,7 +83,7 @@ class Backend:
             self._tok = AutoTokenizer.from_pretrained(self.engine.path)
         return self._tok.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-# %% ../nbs/08_serve.ipynb #2c61b634
+# %% ../nbs/08_serve.ipynb #ed76b07a
 @dataclass
 class Model:
     "An adapter in training."
@@ -91,6 +95,8 @@ class Model:
     order: Ordered = None      # its operations
     lora: object = None        # the engine's adapter, once it is made
     unnamed: list = field(default_factory=list)   # its unnamed samplers, oldest first
+    last: float = field(default_factory=time.time)   # when it was last asked for something, seconds since 1970
+    about: dict = None         # what its client wrote about it
 
 @dataclass
 class Sampler:
@@ -100,6 +106,8 @@ class Sampler:
     path: str = None           # a named checkpoint
     snapshot: object = None    # an unnamed one; without either, the base model
     seen: dict = field(default_factory=dict)   # {seq_id: (digest, promise)}, the last ones
+    ended: dict = field(default_factory=dict)  # {client number: {request id: promise}, in the order in which they ended}
+    clients: int = 1           # that share it
 
 # %% ../nbs/08_serve.ipynb #82994e6b
 PROTO,JSON = 'application/x-protobuf','application/json'
@@ -119,7 +127,9 @@ def digest(o) -> bytes:
     "Fingerprint of a request: bytes, or a JSON object."
     return hashlib.blake2b(o if isinstance(o, bytes) else json.dumps(o, sort_keys=True).encode(), digest_size=16).digest()
 
-# %% ../nbs/08_serve.ipynb #2b422daa
+# %% ../nbs/08_serve.ipynb #4e7b7547
+def _no_number(name): raise ValueError(f'{name} is no number')
+
 @dataclass
 class Request:
     "One HTTP request."
@@ -127,15 +137,16 @@ class Request:
     path: str       # below /api/v1/
     headers: dict   # names in lower case
     body: bytes
+    query: dict = field(default_factory=dict)   # what follows the question mark
 
     def json(self) -> dict:
         "The body as a JSON object. Raises `Refused` (400) if it is none."
-        try: o = json.loads(self.body or b'{}')
-        except ValueError as e: raise Refused(400, f'the body is no JSON: {e}') from e
+        try: o = json.loads(self.body or b'{}', parse_constant=_no_number)
+        except (ValueError, RecursionError) as e: raise Refused(400, f'the body is no JSON: {e}') from e
         if not isinstance(o, dict): raise Refused(400, f'the body is a JSON {type(o).__name__}, not an object')
         return o
 
-# %% ../nbs/08_serve.ipynb #a5441d45
+# %% ../nbs/08_serve.ipynb #f8d824da
 class App:
     "The ASGI application."
     routes = []
@@ -152,23 +163,35 @@ class App:
         self.backends,self.store = {b.name: b for b in backends},Store() if store is None else store
         self.token,self.body_limit,self.unnamed_kept,self.idle_s,self.gap_s,self.poll_s = token,body_limit,unnamed_kept,idle_s,gap_s,poll_s
         self.sessions,self.models,self.samplers,self.promises = {},{},{},Promises()
+        self.about,self.copies,self.secret = {},{},secrets.token_bytes(32)
 
     def close(self):
         "Stop the workers; what waits fails."
         for b in self.backends.values(): b.worker.close()
 
 def route(
-    method:str,    # GET, POST or DELETE
+    method:str,    # GET, POST, PUT or DELETE
     pattern:str,   # regular expression for the path below /api/v1/; its groups become arguments
 ):
     "Register a function (app, request, *groups) -> object or (status, object)."
     def register(f): App.routes.append((method, re.compile(pattern), f)); return f
     return register
 
-# %% ../nbs/08_serve.ipynb #bd898096
+# %% ../nbs/08_serve.ipynb #9e242600
 def _is_loopback(host:str) -> bool:
     with suppress(ValueError): return ipaddress.ip_address(host.strip('[]')).is_loopback
     return host=='localhost'
+
+@patch
+def sign(self:App, path:str, expires:int) -> str:
+    "What shows that this server gave a link away."
+    return hmac.new(self.secret, f'{path} {expires}'.encode(), 'sha256').hexdigest()
+
+@patch
+def signed(self:App, q:Request) -> bool:
+    "Is this a link that the server gave away, still in time?"
+    expires = q.query.get('expires', '')
+    return q.path.startswith('files/') and expires.isdecimal() and int(expires)>time.time() and hmac.compare_digest(q.query.get('sig', '').encode(), self.sign(q.path, int(expires)).encode())
 
 @patch
 def check(self:App, q:Request):
@@ -177,7 +200,7 @@ def check(self:App, q:Request):
     if self.token is None:
         host = q.headers.get('host', 'localhost')
         if not _is_loopback(host if host.endswith(']') else host.rsplit(':', 1)[0]): raise Refused(403, f'host {host!r} is not this machine')
-    elif q.path!='healthz' and not hmac.compare_digest(q.headers.get('x-api-key', '').encode(), self.token.encode()):
+    elif q.path!='healthz' and not self.signed(q) and not hmac.compare_digest(q.headers.get('x-api-key', '').encode(), self.token.encode()):
         raise Refused(401, 'the X-API-Key header is not the token of this server')
 
 # %% ../nbs/08_serve.ipynb #326edc75
@@ -205,7 +228,7 @@ async def respond(self:App, q:Request) -> tuple:
         status,why = 400,f'{type(e).__name__}: {e}'
     return status,*answer(dict(detail=why))
 
-# %% ../nbs/08_serve.ipynb #3dcfaf72
+# %% ../nbs/08_serve.ipynb #2d8fb5fe
 async def _body(receive, limit) -> bytes:
     parts,size = [],0
     while True:
@@ -224,7 +247,8 @@ async def __call__(self:App, scope, receive, send):
     except Refused as e: status,kind,out = e.status,*answer(dict(detail=str(e)))
     else:
         path = scope['path']
-        q = Request(scope['method'], path.removeprefix('/api/v1/') if path.startswith('/api/v1/') else f'..{path}', headers, body)
+        query = dict(parse_qsl(scope.get('query_string', b'').decode('latin1')))
+        q = Request(scope['method'], path.removeprefix('/api/v1/') if path.startswith('/api/v1/') else f'..{path}', headers, body, query)
         status,kind,out = await self.respond(q)
     await send(dict(type='http.response.start', status=status, headers=[(b'content-type', kind.encode()), (b'content-length', str(len(out)).encode())]))
     await send(dict(type='http.response.body', body=out))
@@ -249,11 +273,11 @@ def telemetry(app, q): return dict(status='accepted')  # accepted and dropped
 def capabilities(app, q):
     return dict(supported_models=[dict(model_name=n, max_context_length=b.engine.max_context, trainable=True, sampleable=True) for n,b in app.backends.items()])
 
-# %% ../nbs/08_serve.ipynb #13040889
+# %% ../nbs/08_serve.ipynb #45a7ec64
 @patch
 def drop(self:App, session:str):
     "Forget a session with its models and samplers; checkpoints stay."
-    self.sessions.pop(session, None)
+    self.sessions.pop(session, None); self.about.pop(session, None)
     for d in (self.models, self.samplers):
         for i in [i for i in d if i.startswith(f'{session}:')]: del d[i]
 
@@ -267,7 +291,8 @@ def session(self:App, id:str) -> str:
 @route('POST', 'create_session')
 def create_session(app, q):
     for s in [s for s,t in app.sessions.items() if time.monotonic()-t>app.idle_s]: app.drop(s)
-    s = str(uuid.uuid4()); app.sessions[s] = time.monotonic()
+    b = q.json(); about = dict(user_metadata=want(b, 'user_metadata', dict, None), display_name=want(b, 'display_name', str, None))
+    s = str(uuid.uuid4()); app.sessions[s],app.about[s] = time.monotonic(),about
     return dict(type='create_session', session_id=s)
 
 @route('POST', 'session_heartbeat')
@@ -280,10 +305,20 @@ def finish(app, q, session):
     app.drop(session)
     return {}
 
-# %% ../nbs/08_serve.ipynb #3d1409e5
+# %% ../nbs/08_serve.ipynb #a9fe9ec9
 def promised(p:Promise, **more) -> dict:
     "What a client gets for a request that takes time."
     return dict(request_id=p.id, **more)
+
+async def first(
+    promises:list,
+    seconds:float,   # longest wait
+):
+    "Wait until one of the promises that are open has an answer."
+    for p in promises: p.asked = True
+    waits = [asyncio.ensure_future(p._done.wait()) for p in promises if p.answer is None]   # not `p.wait`: what is told here is not read yet
+    if waits: await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for w in waits: w.cancel()
 
 @route('POST', 'retrieve_future')
 async def retrieve_future(app, q):
@@ -296,13 +331,29 @@ async def retrieve_future(app, q):
     if r: return 200,*r
     return 408,*answer(dict(type='try_again', request_id=i, queue_state='paused_capacity' if p.reason else 'active', queue_state_reason=p.reason))
 
+# %% ../nbs/08_serve.ipynb #6e27cc40
+@route('POST', 'retrieve_futures')
+async def retrieve_futures(app, q):
+    b = q.json(); target = want(b, 'target', dict); s = app.sampler(want(target, 'sampling_session_id', str)); client = want(target, 'cloned_sampler_id', int, 0)
+    at,patience = want(b, 'prev_cursor', int, 0),want(b, 'timeout', float, None)
+    mine,ended = [p for seq,(_,p,_) in s.seen.items() if seq//10**9==client],s.ended.setdefault(client, {})
+    await first(mine, 0. if len(ended)>at else app.poll_s if patience is None else min(max(patience, 0.), app.poll_s))
+    ended.update((p.id, p) for p in mine if p.answer is not None and p.id not in ended)
+    state = lambda p: 'failed' if p.answer[:1]==(JSON,) else 'finished'
+    return dict(completions=[dict(state=state(p), request_id=p.id) for p in list(ended.values())[max(at, 0):]], cursor=len(ended))
+
+@route('POST', 'join_sampling_session')
+def join_sampling_session(app, q):
+    s = app.sampler(want(q.json(), 'sampling_session_id', str)); s.clients += 1
+    return dict(type='join_sampling_session', client_counter=s.clients-1)
+
 @route('POST', 'cancel_future')
 def cancel_future(app, q):
     p = app.promises.all.get(want(q.json(), 'request_id', str))
     if p: any(b.worker.cancel(p) for b in app.backends.values())
     return {}
 
-# %% ../nbs/08_serve.ipynb #416a83ff
+# %% ../nbs/08_serve.ipynb #2e8b2d97
 @patch
 def backend(self:App, name:str) -> Backend:
     "The backend of a base model, asked for by its name or by its folder. Raises `Refused` (404) naming those there are."
@@ -318,6 +369,7 @@ def model(self:App, b:dict) -> Model:
     i = want(b, 'model_id', str)
     if i not in self.models: raise Refused(404, f'there is no model {i!r} on this server: it was unloaded, its session ended, or the server was started anew')
     self.session(i.split(':')[0])
+    self.models[i].last = time.time()
     return self.models[i]
 
 @patch
@@ -334,7 +386,8 @@ def new_model(self:App,
     if i in self.models:
         if self.models[i].request!=asked: raise Refused(409, f'{i} was made by another request')
         return promised(self.models[i].made, model_id=i)
-    m = self.models[i] = Model(i, backend, config, asked, self.promises.new(), Ordered(backend.worker.do, self.gap_s))
+    about = want(b, 'user_metadata', dict, None)
+    m = self.models[i] = Model(i, backend, config, asked, self.promises.new(), Ordered(backend.worker.do, self.gap_s), about=about)
     def run(): m.lora = make(); config['seed'] = m.lora.seed; return answer(dict(model_id=i, type=type, **more))
     backend.worker.do(run, m.made)
     return promised(m.made, model_id=i)
@@ -402,10 +455,14 @@ def optim_step(app, q):
         return answer(dict(metrics=m.backend.engine.optim_step(m.lora, AdamConfig(**{k: want(p, k, float) for k in ADAM}))))
     return app.operate(m, b.get('seq_id'), digest(b), run)
 
-# %% ../nbs/08_serve.ipynb #6c573730
+# %% ../nbs/08_serve.ipynb #533b1263
 def _checkpoint(m, kind, b):
-    ttl = want(b, 'ttl_seconds', int, None); now = time.time()
-    return Checkpoint(f'tinker://{m.id}/{kind}/{check_name(b.get("path"))}', m.backend.name, dict(m.config), now, None if ttl is None else now+ttl, b.get('user_metadata'))
+    return Checkpoint(f'tinker://{m.id}/{kind}/{check_name(b.get("path"))}', m.backend.name, dict(m.config), time.time(), _expiry(b), want(b, 'user_metadata', dict, None))
+
+def _expiry(b):
+    ttl = want(b, 'ttl_seconds', int, None)
+    if ttl is not None and not 0<ttl<=10*366*86400: raise ValueError(f'ttl_seconds must be from 1 to ten years, not {ttl}')
+    return None if ttl is None else time.time()+ttl
 
 @route('POST', 'save_weights')
 def save_weights(app, q):
@@ -468,29 +525,119 @@ def _create_from(app, b, optimizer):
     if b.get('base_model') is not None and app.backend(b['base_model']) is not backend: raise ValueError(f'{ck.path} belongs to {ck.base_model}, not to {b["base_model"]}')
     return app.new_model(b, backend, dict(ck.config), lambda: restored(backend.engine, app.store.tensors(ck), optimizer), 'load_weights', path=ck.path)
 
-# %% ../nbs/08_serve.ipynb #3cdde27d
+# %% ../nbs/08_serve.ipynb #77839add
 @route('POST', 'weights_info')
 def weights_info(app, q):
     path = want(q.json(), 'tinker_path', str)
     ck = app.store.get(path, 'sampler_weights' if '/sampler_weights/' in path else 'weights')
     return dict(base_model=ck.base_model, is_lora=True, lora_rank=ck.config['rank'], optimizer_config=dict(type='adamw'), **{k: ck.config[k] for k in ('train_unembed','train_mlp','train_attn')})
 
-def _listed(app, model=None):
-    when = lambda t: None if t is None else time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(t))
-    found = [c for c in map(app.store.find, list(app.store.all)) if c and model in (None, c.parts[0])]
-    return dict(checkpoints=[dict(checkpoint_id='/'.join(c.parts[1:]), checkpoint_type={'weights':'training'}.get(c.parts[1], 'sampler'), time=when(c.made),
-        tinker_path=c.path, expires_at=when(c.expires), user_metadata=c.user_metadata) for c in sorted(found, key=lambda c: -c.made)])
+# %% ../nbs/08_serve.ipynb #3ee54466
+def _when(t): return None if t is None else time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(t))
+
+def checkpoint_row(
+    c:Checkpoint,
+) -> dict:
+    "A checkpoint as the SDK lists it."
+    kind = dict(weights='training', sampler_weights='sampler', external_weights='external')[c.parts[1]]
+    return dict(checkpoint_id='/'.join(c.parts[1:]), checkpoint_type=kind, time=_when(c.made), tinker_path=c.path, expires_at=_when(c.expires), user_metadata=c.user_metadata)
+
+def page(
+    q:Request,      # with limit and offset in its query
+    rows:list,      # all there are
+    limit:int=100,  # when the request names none
+) -> tuple:
+    "The rows that were asked for, and a cursor. Raises `ValueError` for limits that are no numbers."
+    n,at = (q.query.get(k, d) for k,d in (('limit', str(limit)), ('offset', '0')))
+    if not (n.isdecimal() and at.isdecimal()): raise ValueError(f'limit and offset must be whole numbers, not {n!r} and {at!r}')
+    return rows[int(at):int(at)+int(n)],dict(offset=int(at), limit=int(n), total_count=len(rows))
 
 @route('GET', 'checkpoints')
-def list_checkpoints(app, q): return _listed(app)
+def list_checkpoints(app, q):
+    rows,cursor = page(q, [checkpoint_row(c) for c in app.store.living()])
+    return dict(checkpoints=rows, cursor=cursor)
 
 @route('GET', 'training_runs/([^/]+)/checkpoints')
-def list_model_checkpoints(app, q, model): return _listed(app, model)
+def list_model_checkpoints(app, q, model): return dict(checkpoints=[checkpoint_row(c) for c in app.store.living(model)])
 
-@route('DELETE', 'training_runs/([^/]+)/checkpoints/((?:sampler_)?weights)/([^/]+)')
+# %% ../nbs/08_serve.ipynb #25275893
+@patch
+def run_row(self:App, id:str) -> dict:
+    "A training run as the SDK lists it. Raises `Refused` (404)."
+    m,cks = self.models.get(id),self.store.living(id)
+    if m is None and not cks: raise Refused(404, f'there is no training run {id!r} on this server')
+    newest = lambda kind: next((checkpoint_row(c) for c in cks if c.parts[1]==kind), None)
+    return dict(training_run_id=id, base_model=m.backend.name if m else cks[0].base_model, model_owner='local', is_lora=True, corrupted=False, lora_rank=(m or cks[0]).config['rank'],
+        last_request_time=_when(m.last if m else cks[0].made), last_checkpoint=newest('weights'), last_sampler_checkpoint=newest('sampler_weights'), user_metadata=m.about if m else None)
+
+@route('GET', 'training_runs')
+def list_runs(app, q):
+    rows,cursor = page(q, list(dict.fromkeys([*reversed(app.models), *(c.parts[0] for c in app.store.living())])), 20)
+    return dict(training_runs=[app.run_row(i) for i in rows], cursor=cursor)
+
+@route('GET', 'training_runs/([^/]+)')
+def get_run(app, q, model): return app.run_row(model)
+
+@route('GET', 'sessions')
+def list_sessions(app, q): return dict(sessions=page(q, list(reversed(app.sessions)), 20)[0])
+
+@route('GET', 'sessions/([^/]+)')
+def get_session(app, q, i):
+    app.session(i); mine = lambda d: [k for k in d if k.startswith(f'{i}:')]
+    return dict(training_run_ids=mine(app.models), sampler_ids=mine(app.samplers), **app.about[i])
+
+# %% ../nbs/08_serve.ipynb #1f28c0d7
+_CHECKPOINT = 'training_runs/([^/]+)/checkpoints/((?:sampler_|external_)?weights)/([^/]+)'
+
+@route('DELETE', _CHECKPOINT)
 def delete_checkpoint(app, q, model, kind, name):
     app.store.delete(f'tinker://{model}/{kind}/{name}')
     return {}
+
+@route('PUT', _CHECKPOINT+'/ttl')
+async def set_ttl(app, q, model, kind, name):
+    ck,expires = app.store.get(f'tinker://{model}/{kind}/{name}', kind),_expiry(q.json())
+    await asyncio.to_thread(app.store.set_expiry, ck, expires)
+    return {}
+
+@route('POST', 'copy_weights')
+async def copy_weights(app, q):
+    b = q.json(); source = want(b, 'source_path', str); kind = source.split('/')[3] if source.count('/')==4 else 'weights'
+    ck = app.store.get(source, kind); key = q.headers.get('x-idempotency-key') or uuid.uuid4().hex
+    if key not in app.copies:
+        new = f'{app.session(b["session_id"])}:train:{want(b, "model_seq_id", int)}' if b.get('session_id') is not None else f'{uuid.uuid4()}:train:0'
+        if new in app.models: raise Refused(409, f'{new} is another model')
+        _,tensors,snap = app.store.all[source]
+        copy = replace(ck, path=f'tinker://{new}/{kind}/{ck.parts[2]}', made=time.time(), expires=_expiry(b))
+        await asyncio.to_thread(app.store.add, copy, app.store.tensors(ck) if app.store.folder else tensors, snap)
+        app.copies[key] = copy.path
+    return dict(tinker_path=app.copies[key])
+
+# %% ../nbs/08_serve.ipynb #321a5f2c
+@route('POST', 'save_weights_external')
+def save_weights_external(app, q):
+    b = q.json(); m = app.model(b)
+    def run():
+        if b.get('age_encryption_recipients'): raise ValueError('encrypted exports are not offered by this server')
+        ck = _checkpoint(m, 'external_weights', b)
+        app.store.add(ck, m.backend.engine.state_dict(m.lora, optimizer=False))
+        return answer(dict(path=ck.path, type='save_weights_external'))
+    return app.operate(m, b.get('seq_id'), digest(b), run)
+
+@route('GET', 'training_runs/([^/]+)/checkpoints/external_weights/([^/]+)/external_weights_urls')
+def external_urls(app, q, model, name):
+    app.store.get(f'tinker://{model}/external_weights/{name}', 'external_weights')
+    expires = int(time.time())+3600
+    def link(f): at = f'files/{model}/{name}/{f}'; return f'http://{q.headers.get("host", "localhost")}/api/v1/{at}?expires={expires}&sig={app.sign(at, expires)}'
+    return dict(urls={f: link(f) for f in FILES}, expires=_when(expires))
+
+@route('GET', 'files/([^/]+)/([^/]+)/([^/]+)')
+async def external_file(app, q, model, name, file):
+    if not app.signed(q): raise Refused(403, 'this link is not signed, or its time is over')
+    ck = app.store.get(f'tinker://{model}/external_weights/{name}', 'external_weights')
+    made = await asyncio.to_thread(lambda: peft_files(app.store.tensors(ck), ck.base_model))
+    if file not in made: raise Refused(404, f'there is no file {file!r}: {", ".join(made)}')
+    return 200,'application/octet-stream',made[file]
 
 # %% ../nbs/08_serve.ipynb #7ba48197
 @patch
@@ -551,13 +698,12 @@ def asample(app, q):
         if len(s.seen)>10_000: del s.seen[next(iter(s.seen))]
     return promised(p, sample_sequence_ids=[f'{p.id}:{i}' for i in range(n)])
 
-# %% ../nbs/08_serve.ipynb #5ccaa17a
+# %% ../nbs/08_serve.ipynb #909d67e8
 @patch
 def ask(self:App, s:Sampler, b:dict) -> tuple:
     "Queue a sampling request: its promise and how many sequences it will bring."
     from rxnb.decode import SampleRequest
     fields,rows = read_sample(b, s.backend.decode)
-    if fields['num_samples']<1: raise ValueError(f'num_samples must be at least 1, not {fields["num_samples"]}')
     if fields['seed'] is None: fields['seed'] = secrets.randbits(62)
     p = self.promises.new()
     s.backend.worker.ask(Ask(self.current(s), SampleRequest(**fields), p, lambda r: (PROTO, write_sample(r, rows))))
@@ -597,9 +743,9 @@ class Server:
         rows = '\n'.join(f'| {n} | {getattr(b.engine, "device", "")} | {b.engine.max_context:,} |' for n,b in self.app.backends.items())
         return f'`{self.base_url}` {"listens" if self.alive else "is closed"}\n\n| base model | device | context in tokens |\n|---|---|---|\n{rows}'
 
-# %% ../nbs/08_serve.ipynb #110803f9
+# %% ../nbs/08_serve.ipynb #30a51691
 def serve(
-    base_model,                # packaged name, folder, or hub id
+    base_model,                # packaged name, folder, or hub id; or a list of them
     port:int=0,                # 0: any free one
     device:str='auto',         # 'auto', 'cpu', 'cuda', 'cuda:1'
     host:str='127.0.0.1',      # address to listen on
@@ -608,16 +754,16 @@ def serve(
     dtype=None,                # None: float32 on CPU, bfloat16 on CUDA
     sample_devices:tuple=(),   # devices that sample, as 'cuda:1'; none: the one that trains
 ) -> Server:
-    "Serve a base model over the Tinker wire. Raises `ValueError` for an unknown model or an open address without a token."
+    "Serve base models over the Tinker wire. Raises `ValueError` for an unknown model or an open address without a token."
     if not _is_loopback(host) and not token: raise ValueError(f'{host} can be reached from other machines: give a token, which clients then send as their API key')
     if token is not None and not token.startswith(('tml-', 'eyJ')): raise ValueError("the token must begin with 'tml-', as the SDK accepts no other key")
-    name,path = find_model(base_model)
+    found = dict(find_model(n) for n in (base_model if isinstance(base_model, (list, tuple)) else [base_model]))
     import rxnb.decode  # gives the engine its `sample`
     from rxnb.engine import Engine
-    store = Store(checkpoint_dir)
-    return Server(App([Backend(name, Engine(path, device=device, dtype=dtype), sample_devices=tuple(sample_devices) or (None,))], store, token), host, port)
+    backends = [Backend(n, Engine(path, device=device, dtype=dtype), sample_devices=tuple(sample_devices) or (None,)) for n,path in found.items()]
+    return Server(App(backends, Store(checkpoint_dir), token), host, port)
 
-# %% ../nbs/08_serve.ipynb #bf51428e
+# %% ../nbs/08_serve.ipynb #605a5053
 def split_devices(
     names:str,   # with commas, or ''
 ) -> tuple:
@@ -628,7 +774,7 @@ def main():
     "The command line."
     import argparse, signal
     a = argparse.ArgumentParser(prog='python -m rxnb.serve', description='Serve a base model over the Tinker wire')
-    a.add_argument('--base-model', required=True, help='packaged name, folder, or hub id')
+    a.add_argument('--base-model', required=True, action='append', help='packaged name, folder, or hub id; may be given several times')
     a.add_argument('--port', type=int, default=0, help='0: any free one')
     a.add_argument('--host', default='127.0.0.1', help='another address needs TINKER_API_KEY, the token that clients must send')
     a.add_argument('--device', default='auto', help='what trains: auto, cpu, cuda, cuda:1')

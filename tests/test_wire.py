@@ -8,7 +8,7 @@ from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 import wire_flow
 from wire_flow import ADAM, KEY, PROMPT, bare, flow, is_loss, now, params, rl_datum, seqs, sides, text
-from rxnb.connect import connect
+from rxnb.connect import connect, save_adapter
 from rxnb.decode import SampleRequest
 from rxnb.engine import RANDOM_KINDS, random_model
 from rxnb.serve import serve
@@ -166,6 +166,61 @@ def test_states_survive_the_server(models, tmp_path):
         tc = now(sc.create_training_client_from_state_with_optimizer(state))
         tc.forward_backward(data, 'importance_sampling').result(); tc.optim_step(ADAM).result()
         assert tc.forward(data, 'importance_sampling').result().loss_fn_outputs[0]['logprobs'].tolist()==then
+        sc.close('success').result()
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['qwen3', 'llama'])
+def test_peft_reads_an_exported_adapter(models, tmp_path, kind):
+    "Log-probabilities by transformers and PEFT, another program in another environment, are the sampler's."
+    py = Path(os.environ.get('RXNB_COOKBOOK_PYTHON') or root/'.venv-cookbook/bin/python')
+    if not py.exists(): pytest.fail(f'there is no {py}: make .venv-cookbook, or set RXNB_COOKBOOK_PYTHON to a Python that has peft')
+    with serve(models(kind), device='cpu', checkpoint_dir=tmp_path/'ck') as s:
+        s.name = str(models(kind)); sc = tinker.ServiceClient(base_url=s.base_url, api_key=KEY); tc,_,data = rolled(sc, s)
+        for _ in range(3): tc.forward_backward(data, 'importance_sampling').result(); tc.optim_step(ADAM).result()
+        assert set(save_adapter(sc, tc, tmp_path/'adapter', 'x'))=={'adapter_config.json', 'adapter_model.safetensors'}
+        want = [x for x in (now(tc.save_weights_and_get_sampling_client())).compute_logprobs(text(PROMPT)).result()[1:]]
+        sc.close('success').result()
+    r = subprocess.run([py, root/'tests/peft_reads.py', models(kind), tmp_path/'adapter', json.dumps(PROMPT)], capture_output=True, text=True, timeout=120, env={k: v for k,v in os.environ.items() if k!='PYTHONPATH'})
+    assert r.returncode==0, r.stderr[-3000:]
+    base,got = json.loads(r.stdout.splitlines()[-1])
+    np.testing.assert_allclose(got, want, atol=2e-5); assert np.abs(np.array(base)-got).max()>.1
+
+# ---- several of everything
+def test_two_base_models_in_one_server(models):
+    "Each client gets the model it asked for; a checkpoint goes back to its own."
+    names = [str(models(k)) for k in ('qwen3', 'llama')]
+    with serve(names, device='cpu') as s:
+        sc = tinker.ServiceClient(base_url=s.base_url, api_key=KEY); seen = {}
+        for n in names:
+            tc = now(sc.create_lora_training_client(base_model=n, rank=2, seed=0)); assert tc.get_info().model_data.model_name==n
+            state = tc.save_state('s').result().path; again = now(sc.create_training_client_from_state(state)); assert again.get_info().model_data.model_name==n
+            seen[n] = [now(f()).compute_logprobs(text(PROMPT)).result() for f in (lambda: sc.create_sampling_client(base_model=n), lambda: sc.create_sampling_client(model_path=tc.save_weights_for_sampler('v').result().path))]
+            assert seen[n][0]==seen[n][1]
+        assert seen[names[0]]!=seen[names[1]]
+        sc.close('success').result()
+    alone = {}
+    for n in names:
+        with serve(n, device='cpu') as s:
+            sc = tinker.ServiceClient(base_url=s.base_url, api_key=KEY); alone[n] = now(sc.create_sampling_client(base_model=n)).compute_logprobs(text(PROMPT)).result(); sc.close('success').result()
+    assert alone=={n: v[0] for n,v in seen.items()}
+
+def test_a_checkpoint_goes_when_its_time_is_over(service, server, monkeypatch):
+    tc,_,_ = rolled(service, server); state = tc.save_state('short', ttl_seconds=3600).result().path; kept = tc.save_state('long').result().path
+    real = time.time; monkeypatch.setattr(time, 'time', lambda: real()+3601)
+    with pytest.raises(tinker.NotFoundError, match='short'): now(service.create_training_client_from_state(state)).get_info()
+    now(service.create_training_client_from_state(kept)).get_info()
+    monkeypatch.undo()
+    for ttl in (0, -5, 10**10):
+        with pytest.raises(tinker.RequestFailedError, match='ttl_seconds'): tc.save_state(f't{abs(ttl)}', ttl_seconds=ttl).result()
+
+def test_links_to_files_are_signed(models, tmp_path):
+    "An export is fetched by a link that holds for an hour, and by nothing else; with a token the link needs none."
+    with serve(models('llama'), device='cpu', token='tml-secret') as s:
+        sc = tinker.ServiceClient(base_url=s.base_url, api_key='tml-secret'); tc = now(sc.create_lora_training_client(base_model=str(models('llama')), rank=2))
+        path = tc.save_weights_external('x').result().path; urls = sc._rest_client().get_external_weights_urls(path).result().urls; url = urls['adapter_config.json']
+        get = lambda u: httpx.get(u, trust_env=False).status_code
+        assert get(url)==200 and get(url.split('?')[0])==401 and get(url.replace('config', 'konfig'))==401 and get(url[:-1]+('0' if url[-1]!='0' else '1'))==401
+        assert get(url.replace('expires=', 'expires=9'))==401 and get(url.replace('/files/', '/checkpoints/'))==401
         sc.close('success').result()
 
 # ---- the wire itself
