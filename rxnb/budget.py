@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from .records import STAGES, read_rows, study_dir
 
-# %% ../nbs/10b_budget.ipynb #a42dfe94
+# %% ../nbs/10b_budget.ipynb #909e11c5
 def _seconds(folder, manifest):
     "Wall seconds of an attempt that may have been killed."
-    if (f := folder/'result.json').exists(): return json.loads(f.read_text(encoding='utf-8'))['finished_s']-manifest['started_s']
-    rows = [r for name in ('steps','eval') if (f := folder/f'{name}.jsonl').exists() for r in read_rows(f)]
-    return max([r['time_s'] for r in rows], default=manifest['started_s'])-manifest['started_s']
+    result = json.loads(f.read_text(encoding='utf-8')) if (f := folder/'result.json').exists() else {}
+    if 'wall_s' in result: return result['wall_s'] # of a clock that nobody sets
+    rows = [r['time_s'] for name in ('steps','eval','curve','checkpoints') if (f := folder/f'{name}.jsonl').exists() for r in read_rows(f)]
+    return max(0., max([*rows, result.get('finished_s', 0.)])-manifest['started_s']) # rows of an earlier attempt are older than this one
 
 def spent(
     study, # A Study

@@ -112,7 +112,7 @@ def _same_model(a, b):
     try: return find_model(a)[1]==find_model(b)[1]
     except ValueError: return False  # one of them is no model on this machine
 
-# %% ../nbs/09_connect.ipynb #7c4a9558
+# %% ../nbs/09_connect.ipynb #44f39e35
 def endpoint(
     base_url:str=None,    # where; None: $TINKER_BASE_URL
 ) -> str | None:
@@ -125,6 +125,7 @@ def endpoint(
 def connect(
     base_url:str=None,    # where; None: $TINKER_BASE_URL, else the embedded backend
     base_model=None,      # the model that will be asked for; needed for the embedded backend
+    keep_in=None,         # folder in which the embedded backend keeps this client's checkpoints; None: in memory only
 ):                        # `tinker.ServiceClient`
     "A client of the chosen endpoint. Raises `ConnectionError` within ten seconds if nobody answers, `ValueError` for a missing key or model."
     url = endpoint(base_url)
@@ -139,6 +140,7 @@ def connect(
     service = tinker.ServiceClient(base_url=url, api_key=key)
     if url in _embedded_urls():
         with _environ(TINKER_TELEMETRY='0'): service.holder  # the session starts here, and only its start reads the variable
+        if keep_in: next(s for (pid,_),s in _servers.items() if pid==os.getpid() and s.base_url==url).app.store.keep_in(service.holder._session_id, keep_in)
     return service
 
 # %% ../nbs/09_connect.ipynb #50be3176

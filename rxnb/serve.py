@@ -391,7 +391,7 @@ def optim_step(app, q):
         return answer(dict(metrics=m.backend.engine.optim_step(m.lora, AdamConfig(**{k: want(p, k, float) for k in ADAM}))))
     return app.operate(m, b.get('seq_id'), digest(b), run)
 
-# %% ../nbs/08_serve.ipynb #6c573730
+# %% ../nbs/08_serve.ipynb #51706c77
 def _checkpoint(m, kind, b):
     ttl = want(b, 'ttl_seconds', int, None); now = time.time()
     return Checkpoint(f'tinker://{m.id}/{kind}/{check_name(b.get("path"))}', m.backend.name, dict(m.config), now, None if ttl is None else now+ttl, b.get('user_metadata'))
@@ -412,7 +412,7 @@ def save_weights_for_sampler(app, q):
         if b.get('kind', 'snapshot')!='snapshot': raise ValueError(f'a sampler of kind {b["kind"]!r} is not offered by this server: its weights would change while it samples; use a snapshot')
         if b.get('path') is None: return answer(dict(sampling_session_id=app.unnamed(m, want(b, 'sampling_session_seq_id', int)), type='save_weights_for_sampler'))
         ck = _checkpoint(m, 'sampler_weights', b)
-        tensors = m.backend.engine.state_dict(m.lora, optimizer=False) if app.store.folder else None
+        tensors = m.backend.engine.state_dict(m.lora, optimizer=False) if app.store.keeps(ck) else None
         app.store.add(ck, tensors, m.backend.engine.snapshot(m.lora))
         return answer(dict(path=ck.path, type='save_weights_for_sampler'))
     return app.operate(m, b.get('seq_id'), digest(b), run)
