@@ -5,19 +5,20 @@
 # %% auto #0
 __all__ = ['STAGES', 'SIDES', 'BUILT_IN', 'Recipe', 'prepare', 'built_in', 'takes_columns', 'submit_loss', 'trainer_logps',
            'checked_loss', 'no_gradient_frac', 'reward_stats', 'rollout_rows', 'arm_critic', 'ask_step', 'judge_step',
-           'score_step', 'teach_critic', 'learn_step', 'Trained', 'Samplers', 'train', 'progress_line']
+           'score_step', 'teach_critic', 'learn_step', 'Trained', 'Samplers', 'begin', 'train', 'progress_line']
 
-# %% ../nbs/14_train.ipynb #afed0416
+# %% ../nbs/14_train.ipynb #dbd6589c
 import time, weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 import numpy as np
 from .advantages import Estimator, estimator
 from .connect import resolve
-from .critic import TrainedCritic, open_critic, save_critic
+from .critic import TrainedCritic, open_critic
 from .grading import check_task, grader_id
 from .lag import samplers
 from .losses import dry_run, loss_params, ratio_stats, token_loss, torch_loss
+from .resume import Keeper, State, restore
 from .rewards import check_reward
 from .rollouts import Asked, ask_rollouts, make_datum, rollout_features, token_columns, with_others
 from .spec import Arm, Study
@@ -190,11 +191,11 @@ def rollout_rows(rollouts, advantages, step:int, version:int) -> list:
         stop_reason=r.stop_reason, advantage=float(a), baseline=float(b), prompt_tokens=len(r.prompt_tokens), completion_tokens=len(r.tokens),
         sampler_logp_sum_nats=float(np.sum(r.logps)), prompt_logprob_nats=r.prompt_logprob, text=r.text) for r,a,b in zip(rollouts, advantages.advantage_B, advantages.baseline_B)]
 
-# %% ../nbs/14_train.ipynb #a5f3f185
-def arm_critic(recipe:Recipe, service) -> TrainedCritic|None:
-    "The critic of an arm whose advantage needs one."
+# %% ../nbs/14_train.ipynb #3ae52e4e
+def arm_critic(recipe:Recipe, service, state:str|None=None) -> TrainedCritic|None:
+    "The critic of an arm whose advantage needs one: new, or as it was saved."
     s = recipe.study.spec
-    return open_critic(service, s.base_model, s.optimizer, **recipe.arm.advantage.params) if 'value' in recipe.estimate.needs else None
+    return open_critic(service, s.base_model, s.optimizer, state=state, **recipe.arm.advantage.params) if 'value' in recipe.estimate.needs else None
 
 def ask_step(recipe:Recipe, sampler, tokenizer, step:int) -> Asked:
     "Send the prompts of a step to a sampler; nothing else of the arm is touched."
@@ -237,7 +238,7 @@ def learn_step(
     norm = (stepped.metrics or {}).get('unclipped_grad_l2:mean')
     return dict(stats, skipped=None, loss_sum=loss, grad_norm=None if norm is None else float(norm), no_gradient_frac=no_gradient_frac(output, columns, *method), **ratios)
 
-# %% ../nbs/14_train.ipynb #0c3cf27e
+# %% ../nbs/14_train.ipynb #d830c5b1
 @dataclass(frozen=True)
 class Trained:
     "Where an arm ended."
@@ -245,6 +246,7 @@ class Trained:
     sampler_path: str # Sampler checkpoint of that version
     steps: int # Steps, skipped ones included
     critic_path: str|None # Training checkpoint of the critic; None where the arm has none
+    training_path: str # Training checkpoint, with its optimizer
 
 # %% ../nbs/14_train.ipynb #8eefda1c
 class Samplers:
@@ -275,7 +277,21 @@ def _times(row, asked, began, drawn, ready, trained, saving, beside):
     done,sample = time.perf_counter(), asked.ended-asked.began
     return dict(sample_s=sample, wait_s=drawn-began-row.get('critic_infer_s', 0.), auxiliary_s=ready-drawn, train_s=trained-ready, overlap_s=beside, save_s=done-saving, step_s=done-began, gen_tok_per_s=row['completion_tokens']/sample)
 
-# %% ../nbs/14_train.ipynb #dffc39ac
+# %% ../nbs/14_train.ipynb #354da78e
+def begin(
+    recipe:Recipe,
+    keeper:Keeper,
+    start:State|None, # What to go on from
+) -> tuple: # (version, path of its sampler)
+    "Fill the ring: with what a state names, or with version 0."
+    if start:
+        restore(recipe, start)
+        return start.version, start.newest
+    recipe.samplers.push(0, path := keeper.sampler(0))
+    keeper.require_room(recipe)
+    return 0, path
+
+# %% ../nbs/14_train.ipynb #7a994b45
 def train(
     recipe:Recipe, # From `prepare`
     service, # A tinker ServiceClient
@@ -283,16 +299,19 @@ def train(
     tokenizer, # Of the endpoint's model
     attempt, # An open `records.Attempt`
     on_step:Callable=None, # Called with each row after it is written
-    on_version:Callable=None, # Called with (step, sampling client) before the first step and after every step
+    on_version:Callable=None, # Called with (step, sampling client) before the first step and after every step; after a resume once more with the step that was saved
+    keeper:Keeper=None, # Makes the checkpoints; one that saves at the end only, if left out
+    start:State=None, # What to go on from; `client` holds its weights
+    stop:Callable=lambda: None, # Asked after every step: an exception to raise once the state is saved, or None
     overlap:bool=True, # Send the next step's prompts while a step trains, where its sampler is there
 ) -> Trained:
     "Train one arm; every step is a row before the next begins. Raises FloatingPointError on a loss that is not finite."
-    ring,critic,version,name = recipe.samplers, arm_critic(recipe, service), 0, f'{recipe.study.name}-{recipe.arm.name}-{attempt.path.name}'
+    keeper = keeper or Keeper(service, client, attempt, f'{recipe.study.name}-{recipe.arm.name}-{attempt.path.name}')
+    ring,critic = recipe.samplers, arm_critic(recipe, service, start and start.critic)
     clients,ahead = Samplers(service, ring), None
-    newest = client.save_weights_for_sampler(f'{name}-v0').result().path
-    ring.push(version, newest)
-    if on_version: on_version(0, clients.open(newest))
-    for step in range(recipe.steps):
+    version,newest = begin(recipe, keeper, start)
+    if on_version: on_version(start.step if start else 0, clients.open(newest))
+    for step in range(start.step if start else 0, recipe.steps):
         began = time.perf_counter()
         sampled,path = ring.sampler_for(version)
         asked,ahead = ahead or ask_step(recipe, clients.open(path), tokenizer, step), None
@@ -309,21 +328,30 @@ def train(
         row = dict(step=step, version=version, sampler_version=sampled, lag=version-sampled, **reward_stats(rollouts), **learned)
         if not row['skipped']:
             version += 1
-            newest = client.save_weights_for_sampler(f'{name}-v{version}').result().path
-            ring.push(version, newest)
+            ring.push(version, newest := keeper.sampler(version))
         row.update(_times(row, asked, began, drawn, ready, trained, saving, beside))
         attempt.append('rollouts', rollout_rows(rollouts, advantages, step, sampled))
         attempt.append('steps', [row])
         if on_step: on_step(row)
+        halt = stop()
+        if halt or keeper.due(step+1) or step+1==recipe.steps: keeper.save(recipe, step+1, version, newest, critic)
+        if halt: raise halt
         if on_version: on_version(step+1, clients.open(newest))
-    return Trained(version, newest, recipe.steps, save_critic(critic, f'{name}-critic') if critic else None)
+    return Trained(version, newest, recipe.steps, keeper.saved.critic, keeper.saved.training)
 
-# %% ../nbs/14_train.ipynb #4094ce32
+# %% ../nbs/14_train.ipynb #eb08364b
 def progress_line(
     row:dict, # A row of steps.jsonl
     steps:int, # Of the whole run
+    ends_s:float=None, # When training will be done, seconds since 1970
+    minutes_left:float=None, # Of the budget
 ) -> str:
-    "Step, reward, KL, ratio, lag and speed in one line."
+    "Step, reward, KL, ratio, lag and speed in one line; the projected end and what is left of the budget where they are known."
+    rest = '' if ends_s is None else f'  ends {time.strftime("%H:%M" if ends_s-time.time()<86400 else "%a %H:%M", time.localtime(ends_s))}'
+    rest += '' if minutes_left is None else f'  {minutes_left:.0f} min left of the budget'
+    return _progress(row, steps)+rest
+
+def _progress(row, steps):
     head = f'step {row["step"]+1:>3}/{steps}  reward {row["reward_mean"]:.3f}'
     tail = f'lag {row["lag"]}  {row["completion_tokens_mean"]:.0f} tokens  {row["gen_tok_per_s"]:.0f} tok/s  {row["step_s"]:.2f} s'
     if row['skipped']: return f'{head}  skipped: {row["skipped"]}  {tail}'
