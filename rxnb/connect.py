@@ -45,18 +45,18 @@ def probe(
     if isinstance(r, Exception): raise ConnectionError(f'no answer from {shown(base_url)}: GET {shown(url)} failed with {type(r).__name__}: {r}') from r
     return r.status_code
 
-# %% ../nbs/09_connect.ipynb #60eb4862
+# %% ../nbs/09_connect.ipynb #c3ed8fce
 _servers,_lock = {},threading.Lock()
 
 def embedded(
     base_model,            # packaged name, folder, or hub id
-    device:str='auto',     # used when the server is started
+    device:str=None,       # used when the server is started; $RXNB_DEVICE or 'auto' if left out
 ) -> Server:
     "The embedded server of this process for a base model, started if there is none."
     key = os.getpid(),find_model(base_model)[1]
     with _lock:
         if key not in _servers or not _servers[key].alive:
-            _servers[key] = serve(base_model, device=device)
+            _servers[key] = serve(base_model, device=device or os.environ.get('RXNB_DEVICE') or 'auto', checkpoint_dir=os.environ.get('RXNB_CHECKPOINT_DIR'))
             atexit.register(_servers[key].close)
         return _servers[key]
 

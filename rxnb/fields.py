@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['Count', 'Whole', 'Positive', 'NonNegative', 'Share', 'Slug', 'Number', 'DecisionRule', 'Part', 'unknown_key',
-           'canonical_json', 'sha256_of', 'Task', 'Dataset', 'Prompt', 'Method', 'Lag', 'Arm', 'Optimizer', 'Sampling',
-           'Eval', 'Curve', 'Criterion', 'PairedHoeffding', 'Threshold', 'Check', 'Calibration', 'ActivationGate',
-           'Reference', 'LossTolerance', 'GradientTolerance', 'Tolerances', 'CodePath', 'CorrectnessPreflight',
-           'RestoredOptimizer', 'RestoredArm', 'RestorationGroup', 'RestorationPreflight', 'Preflight',
-           'EffectiveConfig', 'Measurements', 'Feasibility', 'GenerationAudit', 'Features', 'Budget', 'Source', 'Story',
-           'Spec', 'explain']
+           'canonical_json', 'sha256_of', 'split_rows', 'splits_overlap', 'Task', 'Dataset', 'Prompt', 'Weights',
+           'WarmStart', 'Method', 'Lag', 'Arm', 'Optimizer', 'Sampling', 'Eval', 'Curve', 'Criterion',
+           'PairedHoeffding', 'Threshold', 'Check', 'Calibration', 'ActivationGate', 'Reference', 'LossTolerance',
+           'GradientTolerance', 'Tolerances', 'CodePath', 'CorrectnessPreflight', 'RestoredOptimizer', 'RestoredArm',
+           'RestorationGroup', 'RestorationPreflight', 'Preflight', 'EffectiveConfig', 'Measurements', 'Feasibility',
+           'GenerationAudit', 'Features', 'Budget', 'Source', 'Story', 'Spec', 'explain']
 
-# %% ../nbs/00_fields.ipynb #0cd34c79
-import difflib, hashlib, json
+# %% ../nbs/00_fields.ipynb #e38d68cf
+import difflib, hashlib, json, re
 from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -56,13 +56,33 @@ def sha256_of(
     "The sha256 of the canonical form."
     return hashlib.sha256(canonical_json(obj).encode()).hexdigest()
 
-# %% ../nbs/00_fields.ipynb #ced55d86
+# %% ../nbs/00_fields.ipynb #bbb5d442
+_PART = re.compile(r'([^\[\]]+)(?:\[(\d*):(\d*)\])?')
+
+def split_rows(
+    split:str # Such as train, train[:4000] or train[4000:5000]
+) -> tuple: # (name of the whole split, first row, row after the last or None)
+    "Which rows of which split; raises ValueError for anything else in brackets, and for no rows."
+    if not (m := _PART.fullmatch(split)): raise ValueError(f'{split!r} is no split: write train, train[:4000] or train[4000:5000]')
+    first,end = int(m[2] or 0), int(m[3]) if m[3] else None
+    if end is not None and end<=first: raise ValueError(f'{split!r} has no rows')
+    return m[1], first, end
+
+def splits_overlap(
+    a:str, # As in `split_rows`
+    b:str # Likewise
+) -> bool:
+    "Can a row stand in both?"
+    (a,a0,a1),(b,b0,b1) = split_rows(a),split_rows(b)
+    return a==b and (b1 is None or a0<b1) and (a1 is None or b0<a1)
+
+# %% ../nbs/00_fields.ipynb #d08a4e3a
 class Task(Part):
     "Which problems; splits are never mixed: training and pilot see `train_split` only."
     name: str # A task of `rxnb.tasks`
     train_split: str # Prompts for rollouts
     eval_split: str # Items of the decision, read once, at the end
-    reward: Literal['correct','partial']|None # Of `rxnb.rewards`: what the advantage is made of; the decision counts correct answers whatever it is
+    reward: Literal['correct','partial','results']|None # Of `rxnb.rewards`: what the advantage is made of; the decision counts correct answers whatever it is
 
 class Dataset(Part):
     "Where the training problems come from, and how many the study counts on."
@@ -87,7 +107,21 @@ class Prompt(Part):
         if self.chat_template_kwargs and self.renderer=='plain': raise ValueError('chat_template_kwargs belong to the chat renderer')
         return self
 
-# %% ../nbs/00_fields.ipynb #1abd6ade
+# %% ../nbs/00_fields.ipynb #565dd5ef
+class Weights(Part):
+    "The file that a base model was made from, where it is neither packaged nor on the hub."
+    origin: str # Where it comes from, in words
+    quantisation: str|None # Of the file
+    sha256: Annotated[str, Field(pattern=r'^[0-9a-f]{64}$')] # Of the file
+
+class WarmStart(Part):
+    "A supervised phase before the first rollout; every arm begins with the weights that it ends with, and a fresh optimizer."
+    split: str # Rows whose worked solutions it sees, once each at most; no arm trains on them again
+    steps: Count
+    batch_size: Count # Rows of a step
+    lr: Positive # Constant
+    seed: Whole # Of the LoRA's initial weights and the order of the rows
+
 class Method(Part):
     "An advantage or a loss: its name and every parameter."
     name: str # As listed by `rxnb.advantages` or `rxnb.losses`
@@ -380,7 +414,7 @@ class Story(Part):
     success_criterion: str # In words
     primary_endpoint: str|None = None
 
-# %% ../nbs/00_fields.ipynb #fa4b9a6e
+# %% ../nbs/00_fields.ipynb #50ec9a67
 class Spec(Story):
     "A study as it is registered."
     base_model: str # As the endpoint knows it
@@ -411,6 +445,8 @@ class Spec(Story):
     generation_audit: GenerationAudit|None = None
     experiment_features: Features|None = None
     source: Source|None = None
+    weights: Weights|None = None
+    warm_start: WarmStart|None = None
 
 # %% ../nbs/00_fields.ipynb #8fc9cdd1
 def explain(

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['STAGES', 'TRIES', 'TRAINS', 'SDK_ADAM', 'SPLIT_SIZES', 'FINDERS', 'Finding', 'warn', 'block', 'resolve_weights',
-           'weighted_arms', 'pinned', 'half_width', 'projected_hours', 'over_budget', 'one_sided', 'find']
+           'weighted_arms', 'pinned', 'split_size', 'half_width', 'projected_hours', 'over_budget', 'one_sided', 'find']
 
-# %% ../nbs/00_findings.ipynb #8cf05b55
+# %% ../nbs/00_findings.ipynb #04e3b4c3
 import math, re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from .fields import PairedHoeffding, Spec
+from .fields import PairedHoeffding, Spec, split_rows, splits_overlap
 
 # %% ../nbs/00_findings.ipynb #f1413c7a
 STAGES = ('preflight', 'pilot', 'full', 'decide')
@@ -66,7 +66,7 @@ def weighted_arms(spec:Spec) -> set: # Names
     "Arms that the rule weighs, as far as its names resolve."
     return {spec.roles.get(k,k) for _,w in _weightings(spec) for k in w} & {a.name for a in spec.arms}
 
-# %% ../nbs/00_findings.ipynb #59b3ec69
+# %% ../nbs/00_findings.ipynb #4d41eeae
 def _arms(spec):
     "Names, sizes and lags."
     names = [a.name for a in spec.arms]
@@ -82,13 +82,17 @@ def _arms(spec):
 
 def _splits(spec):
     "Nothing that is trained on is evaluated on."
-    t = spec.task
-    if spec.curve and spec.curve.split in (t.eval_split, t.train_split): yield block('curve_split', f'the curve is drawn on {spec.curve.split!r}', 'take a split that is neither trained on nor decided on')
-    if t.train_split==t.eval_split: yield block('eval_split', f'trained and evaluated on {t.eval_split!r}', 'take another split')
+    t,warm = spec.task,spec.warm_start
+    if spec.curve and any(splits_overlap(spec.curve.split, s) for s in (t.eval_split, t.train_split, *([warm.split] if warm else []))): yield block('curve_split', f'the curve is drawn on {spec.curve.split!r}', 'take a split that is neither trained on nor decided on')
+    if splits_overlap(t.train_split, t.eval_split): yield block('eval_split', f'trained on {t.train_split!r} and evaluated on {t.eval_split!r}', 'take another split')
+    if warm and splits_overlap(warm.split, t.eval_split): yield block('warm_split', f'the warm start sees {warm.split!r}, and {t.eval_split!r} is evaluated', 'take other rows')
+    if warm and splits_overlap(warm.split, t.train_split): yield block('warm_split', f'the warm start sees {warm.split!r}, and rollouts are drawn on {t.train_split!r}', 'take other rows')
+    for what,split,n in (('warm start', warm.split, warm.steps*warm.batch_size),) if warm else ():
+        if (size := split_size(t.name, split)) is not None and n>size: yield block('warm_rows', f'{n} rows of {split!r}, which has {size}', f'fewer steps of the {what}, or more rows')
 
 def _rule(spec):
     "Does the rule speak of this study?"
-    names,seeds = [a.name for a in spec.arms],{a.seed for a in spec.arms if a.seed is not None}
+    names,seeds = [a.name for a in spec.arms],{a.seed for a in spec.arms if a.seed is not None and not a.control}
     for what,weights in _weightings(spec):
         try: named = resolve_weights(weights, spec.roles, names)
         except ValueError as e: yield block('weights', f'{what}: {e}', 'name arms in the weights, or map roles to arms', TRAINS); continue
@@ -164,19 +168,28 @@ def _references(spec):
         if (m := re.search(r'[^.]*\b(?:[Ss]tock|cookbook(?:\'s)? default)\b[^.]*', text := getattr(spec, k) or '')) and not pins and not _PIN.search(text):
             yield block('stock_loss', f'{k} speaks of something stock, without a commit: {m[0].strip()!r}', 'name the loss and the commit', TRIES); break
 
-# %% ../nbs/00_findings.ipynb #439dd7df
+# %% ../nbs/00_findings.ipynb #e7af497e
 def _methods(spec):
     "Known traps of the registered losses and advantages."
     losses,advantages = ({getattr(a, k).name for a in spec.arms if getattr(a, k)} for k in ('loss','advantage'))
     if 'truncated' in losses and 'tis' not in losses:
         yield warn('truncated_masks', 'min(ratio, cap) * A without a stop-gradient has gradient 0 above the cap: it drops the token instead of truncating its weight', 'add arms with the loss tis as controls')
-    if 'tailrl' in advantages and spec.task.reward!='partial': yield warn('tailrl_binary', 'on 0/1 rewards TailRL equals MaxRL: (r - mean)/mean', 'use a graded reward to see TailRL itself')
+    if 'tailrl' in advantages and spec.task.reward=='correct': yield warn('tailrl_binary', 'on 0/1 rewards TailRL equals MaxRL: (r - mean)/mean', 'use a graded reward to see TailRL itself')
     drawn = {a.loss.params.get('auxiliary') for a in spec.arms if a.loss}
     if 'top20' in drawn and 'draws' not in drawn:
         yield warn('auxiliary_top20', 'auxiliary tokens drawn from a renormalised top-20 carry a bias that does not vanish on-policy', "add a control that takes auxiliary 'draws'")
 
-# %% ../nbs/00_findings.ipynb #61ba1fe7
+# %% ../nbs/00_findings.ipynb #29f65fcc
 SPLIT_SIZES = {('gsm8k','train'): 7473, ('gsm8k','test'): 1319} # openai/gsm8k
+
+def split_size(
+    task:str, # Its name
+    split:str # A split, or some of its rows
+) -> int|None: # Rows; None where the data are not known by name
+    "How many rows a split has, as far as it can be told without the data."
+    whole,first,end = split_rows(split)
+    size = SPLIT_SIZES.get((task, whole))
+    return None if end is None and size is None else (end if size is None else size if end is None else min(end, size))-first
 
 def _examples(spec):
     "What n_examples counts, how often a prompt comes, and what is left out of the evaluation."
@@ -188,7 +201,7 @@ def _examples(spec):
         if not any(n in s for s in sizes.values()): yield warn('n_examples', f'n_examples {n} is neither the prompts nor the rollouts of an arm: {told}', 'state steps x prompts, or steps x prompts x group size, and which')
         elif counts is None: yield warn('n_examples', f'n_examples {n} is a number of {"rollouts" if all(n==r for _,r in sizes.values()) else "prompts or rollouts, by arm"}: {told}', "state counts: 'rollouts' or 'prompts'")
     for split,n,what in ((spec.task.train_split, max((p for p,_ in sizes.values()), default=0), 'prompts'), (spec.task.eval_split, spec.eval.n_examples, 'eval items')):
-        if (size := SPLIT_SIZES.get((spec.task.name, split))) and n>size: yield block('split_size', f'{n} {what}; {spec.task.name}/{split} has {size}', 'take fewer', ('preflight','pilot') if what=='eval items' else ('preflight',))
+        if (size := split_size(spec.task.name, split)) and n>size: yield block('split_size', f'{n} {what}; {spec.task.name}/{split} has {size}', 'take fewer', ('preflight','pilot') if what=='eval items' else ('preflight',))
         elif size and what=='eval items' and n<size: yield warn('eval_subset', f'{n} of the {size} items of {spec.task.name}/{split} are evaluated: the first {n}', 'evaluate the whole split')
 
 def _coverage(spec):

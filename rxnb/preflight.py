@@ -270,7 +270,7 @@ def greedy(sampler, tokenizer, problem, spec, max_tokens=16) -> tuple: # (token 
     seq = sampler.sample(prompt=types.ModelInput.from_ints(render(tokenizer, problem.question, spec.prompt)), num_samples=1, sampling_params=types.SamplingParams(max_tokens=max_tokens, temperature=0., seed=0)).result().sequences[0]
     return tuple(seq.tokens), tuple(seq.logprobs)
 
-# %% ../nbs/13_preflight.ipynb #9a41b5d5
+# %% ../nbs/13_preflight.ipynb #66e4b66e
 def probe(
     service, # A ServiceClient
     spec, # Of the study
@@ -279,9 +279,10 @@ def probe(
     adam, # AdamParams, as registered
     problems, # Training problems
     age:int=4, # Steps that the old sampler is behind
+    client=None, # Its TrainingClient; a new LoRA of the arm's seed if left out
 ) -> Result:
     "Can this arm be trained, saved, and sampled from an old checkpoint?"
-    client = resolve(service.create_lora_training_client(base_model=spec.base_model, rank=spec.lora_rank, seed=arm.seed))
+    client = client or resolve(service.create_lora_training_client(base_model=spec.base_model, rank=spec.lora_rank, seed=arm.seed))
     tokenizer,stamp = client.get_tokenizer(), f'probe-{arm.name}-{time.time_ns()}'
     paths = [client.save_weights_for_sampler(f'{stamp}-v0').result().path]
     old = resolve(service.create_sampling_client(model_path=paths[0]))

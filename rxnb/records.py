@@ -33,7 +33,7 @@ def row_line(
         bad = [k for k,v in row.items() if isinstance(v, (float, np.floating)) and not np.isfinite(v)]
         raise ValueError(f'row not written: {bad or "a nested value"} not finite') from None
 
-# %% ../nbs/10_records.ipynb #1d7b358c
+# %% ../nbs/10_records.ipynb #6a15d091
 def append_rows(
     path, # File of JSON lines
     rows # Mappings
@@ -64,7 +64,7 @@ def write_json(
     obj:dict # What it shall hold
 ):
     "Write a JSON file whole or not at all: beside it first, then in its place."
-    part,text = Path(f'{path}.part'), json.dumps(obj, indent=1, ensure_ascii=False, allow_nan=False, default=_plain)+'\n'
+    part,text = Path(f'{path}.{os.getpid()}.part'), json.dumps(obj, indent=1, ensure_ascii=False, allow_nan=False, default=_plain)+'\n'
     with open(part, 'w', encoding='utf-8') as f: f.write(text); f.flush(); os.fsync(f.fileno())
     os.replace(part, path)
 

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['OFF', 'registered_arms', 'check_path', 'run_preflights', 'run_pilot', 'run_feasibility']
 
-# %% ../nbs/18a_stages.ipynb #d715e6a5
+# %% ../nbs/18a_stages.ipynb #bc912a0c
 import json, time
 from functools import partial
 from itertools import chain
 from .connect import connect, describe, resolve
 from .evaluate import greedy_rows
+from .fields import split_rows
 from .gates import Evidence, Gate, Gates, calibration_allowed, evaluate_gates, heldout_means, last_prompts, read_gates, read_pilots, record_gates
 from .preflight import (Line, Measured, Result, advantage_check, audit_generated, check_samplers, correctness, feasibility, fixed_batch, measure_pilot,
     off_equals_baseline, probe, read_preflight, record_preflight, restoration, time_evaluation, wanted_preflights)
@@ -20,8 +21,9 @@ from .spec import amend, calibration_changes, in_force, lineage
 from .study import execute
 from .tasks import draw, load_task, prompt_order
 from .train import _adam, submit_loss
+from .warm import open_client
 
-# %% ../nbs/18a_stages.ipynb #487a7b6f
+# %% ../nbs/18a_stages.ipynb #9eaba7fe
 OFF = dict(truncated=dict(cap=1e6)) # parameters with which a loss is importance sampling in value and gradient
 
 def registered_arms(study) -> list: # Of the spec
@@ -38,25 +40,23 @@ def _training_problems(study, n, data_dir):
     problems = load_task(s.task.name, s.task.train_split, data_dir)
     return [problems[i] for i in draw(prompt_order(len(problems), study.arms[0].seed), 0, n)]
 
-def _client(study, service, arm):
-    return resolve(service.create_lora_training_client(base_model=study.spec.base_model, rank=study.spec.lora_rank, seed=arm.seed))
-
 def _fixed(study, client, problems):
     "Eight rollouts of two training prompts from the weights of a client, as a fixed batch."
     s = study.spec
     sampler = resolve(client.save_weights_and_get_sampling_client(name=f'fixed-{time.time_ns()}'))
     return fixed_batch(sample_rollouts(sampler, client.get_tokenizer(), problems[:2], s.prompt, s.sampling, 4, s.max_seq_len, (0, 0), grader=s.grader, reward=s.task.reward))
 
-# %% ../nbs/18a_stages.ipynb #98554851
+# %% ../nbs/18a_stages.ipynb #8422fa24
 def check_path(
     study, # A Study
     path, # A registered code path
     service, # A ServiceClient
     problems, # Training problems
+    runs_dir=None, # Folder of all studies
 ) -> Result: # correctness/<path>
     "Every loss and advantage of the arms, within the tolerances of the path."
     arms,t = registered_arms(study),path.tolerances
-    client = _client(study, service, arms[0])
+    client = open_client(study, arms[0], service, runs_dir)
     columns = _fixed(study, client, problems)
     submit_loss(client, columns, 'importance_sampling', {}).result()
     client.optim_step(_adam(arms[0], study.spec.optimizer)).result() # so that both LoRA factors have a gradient
@@ -67,18 +67,19 @@ def check_path(
         if off: results.append(off_equals_baseline(client, submit_loss, columns, off, columns, ('importance_sampling', {}), m.name, t.baseline_loss.model_dump(), t.baseline_gradient.model_dump()))
     return Result(f'correctness/{path.id}', tuple(Line(f'{r.name.split("/", 1)[1]}: {l.what}', l.value, l.limit, l.passed, l.note) for r in results for l in r.lines))
 
-# %% ../nbs/18a_stages.ipynb #620ff277
-def _preflight(study, name, service, problems, data_dir):
+# %% ../nbs/18a_stages.ipynb #8d3af304
+def _preflight(study, name, service, problems, data_dir, runs_dir):
     "One registered preflight by its name."
     s,(kind,_,which) = study.spec,name.partition('/')
-    if kind=='correctness': return check_path(study, next(p for p in s.correctness_preflight.paths if p.id==which), service, problems)
-    if kind=='probe': return probe(service, s, study.arm(which), submit_loss, _adam(study.arm(which), s.optimizer), problems)
+    if kind=='correctness': return check_path(study, next(p for p in s.correctness_preflight.paths if p.id==which), service, problems, runs_dir)
+    if kind=='probe': return probe(service, s, study.arm(which), submit_loss, _adam(study.arm(which), s.optimizer), problems, client=open_client(study, study.arm(which), service, runs_dir))
     if kind=='endpoint': return check_samplers(service, s, registered_arms(study)[0].loss, submit_loss, problems)
     if kind=='generation':
         a = s.generation_audit
         return audit_generated(load_task(s.task.name, s.task.train_split, data_dir), load_task(s.task.name, s.task.eval_split, data_dir), min_sample=a.min_sample_size, max_label_errors=a.max_label_errors, max_overlaps=a.max_eval_overlaps)
     groups = [[a.name for a in g.arms] for g in s.restoration_preflight.groups]
-    results = [restoration({n: _client(study, service, study.arm(n)) for n in names}, _fixed(study, _client(study, service, study.arm(names[0])), problems), {n: _adam(study.arm(n), s.optimizer) for n in names}) for names in groups]
+    client = lambda n: open_client(study, study.arm(n), service, runs_dir)
+    results = [restoration({n: client(n) for n in names}, _fixed(study, client(names[0]), problems), {n: _adam(study.arm(n), s.optimizer) for n in names}) for names in groups]
     return Result('restoration', tuple(chain.from_iterable(r.lines for r in results)))
 
 def run_preflights(
@@ -96,11 +97,11 @@ def run_preflights(
     service,problems = (connect(base_url, study.spec.base_model), _training_problems(study, 8, data_dir)) if todo else (None, None)
     for n in names:
         if n not in todo: out.append(Result(n, tuple(Line(**l) for l in seen[n]['lines']))); continue
-        out.append(_preflight(study, n, service, problems, data_dir))
+        out.append(_preflight(study, n, service, problems, data_dir, runs_dir))
         record_preflight(study, out[-1], runs_dir)
     return out
 
-# %% ../nbs/18a_stages.ipynb #72b11e80
+# %% ../nbs/18a_stages.ipynb #80b483a8
 def _evidence(study, runs_dir, base_url, data_dir):
     "Rows of the pilots, and held-out samples where a check asks for them."
     s,pilots = study.spec,read_pilots(study, runs_dir)
@@ -109,8 +110,8 @@ def _evidence(study, runs_dir, base_url, data_dir):
         service,a = connect(base_url, s.base_model), study.arm(t)
         wanted,problems = last_prompts(pilots[t].rollouts), {p.id: p for p in load_task(s.task.name, s.task.train_split, data_dir)}
         sampler = resolve(service.create_sampling_client(model_path=completed(study, t, runs_dir, 'pilot')[1]['sampler_path']))
-        heldout = heldout_means(sampler, _client(study, service, a).get_tokenizer(), [problems[k] for k in wanted], s, seed=a.seed)
-    return Evidence(dict(s.roles), pilots, heldout, f'{s.task.name}/{s.task.train_split}/')
+        heldout = heldout_means(sampler, open_client(study, a, service, runs_dir).get_tokenizer(), [problems[k] for k in wanted], s, seed=a.seed)
+    return Evidence(dict(s.roles), pilots, heldout, f'{s.task.name}/{split_rows(s.task.train_split)[0]}/')
 
 def _pilot(study, runs_dir, base_url, data_dir, max_minutes=None, **facts):
     "Pilots of all registered arms, and their gates."
@@ -140,7 +141,7 @@ def run_pilot(
     study = amend(study, calibration_changes(study, cal.values[1]), f'registered calibration: {why}', runs_dir)
     return _pilot(study, runs_dir, base_url, data_dir, cal.max_wall_minutes, calibration=why)
 
-# %% ../nbs/18a_stages.ipynb #b477633c
+# %% ../nbs/18a_stages.ipynb #77190b1a
 def run_feasibility(
     study, # A Study
     runs_dir=None, # Folder of all studies
@@ -160,7 +161,7 @@ def run_feasibility(
         if eval_s is None:
             service = connect(base_url, s.base_model)
             sampler = resolve(service.create_sampling_client(model_path=result['sampler_path']))
-            rows = partial(greedy_rows, sampler, _client(study, service, a).get_tokenizer(), prompt=s.prompt, max_tokens=s.eval.max_tokens, grader=s.grader)
+            rows = partial(greedy_rows, sampler, open_client(study, a, service, runs_dir).get_tokenizer(), prompt=s.prompt, max_tokens=s.eval.max_tokens, grader=s.grader)
             eval_s = time_evaluation(rows, _training_problems(study, timed, data_dir), s.eval.n_examples)
         graded = len({0, s.steps, *range(0, s.steps, s.curve.every)})*s.curve.n_examples if s.curve else 0
         measured[a.name] = Measured(**measure_pilot(read_rows(folder/'steps.jsonl'), manifest, result['finished_s']), eval_s=eval_s, curve_s=eval_s/s.eval.n_examples*graded,

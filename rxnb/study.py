@@ -6,22 +6,24 @@
 __all__ = ['KEPT', 'held_out', 'execute', 'collect', 'Waiting', 'decide', 'notebook', 'only_declared', 'run_arm', 'run_study',
            'keep']
 
-# %% ../nbs/18_study.ipynb #95cba365
+# %% ../nbs/18_study.ipynb #41d197fc
 import ast, json, shutil, sys, tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 import rxnb
 from .budget import OverBudget, meter
-from .connect import connect, describe, resolve
+from .connect import connect, describe, endpoint, resolve
 from .decision import Decision, items_of, joint_hoeffding, threshold_rule
 from .evaluate import greedy_rows, summarise
 from .grading import check_task, grader_id
 from .preflight import require_ready
+from .processes import device_names, side_by_side
 from .records import attempts, completed, open_attempt, read_rows, row_line, study_dir, write_json
 from .spec import Study, in_force, load_spec, seal
 from .status import update_status
 from .tasks import load_task
-from .train import Recipe, prepare, progress_line, train
+from .train import prepare, progress_line, train
+from .warm import check_weights, open_client, read_warm_start
 
 # %% ../nbs/18_study.ipynb #02800b04
 def held_out(
@@ -56,12 +58,12 @@ def _evaluate(recipe, attempt, sampler, tokenizer, items):
         rows += batch
     return summarise(rows)
 
-# %% ../nbs/18_study.ipynb #3c2d9977
-def _manifest(recipe, service, client):
+# %% ../nbs/18_study.ipynb #d3e85f13
+def _manifest(recipe, service, client, warm):
     "What was executed: endpoint, base model, method, seeds, every optimizer field."
     s,a = recipe.study.spec, recipe.arm
     return dict(endpoint=describe(service, client), base_model=s.base_model, advantage=a.advantage.model_dump(), loss=a.loss.model_dump(), lag=a.lag.model_dump(),
-        optimizer=dict(s.optimizer.model_dump(), lr=a.lr), lora=dict(rank=s.lora_rank, seed=a.seed), seed=a.seed, grader=grader_id(s.grader), task=s.task.model_dump(), prompt=s.prompt.model_dump(),
+        optimizer=dict(s.optimizer.model_dump(), lr=a.lr), lora=dict(rank=s.lora_rank, seed=s.warm_start.seed if s.warm_start else a.seed), warm_start=warm, seed=a.seed, grader=grader_id(s.grader), task=s.task.model_dump(), prompt=s.prompt.model_dump(),
         sampling=s.sampling.model_dump(), steps=recipe.steps, group_size=a.group_size, groups_per_batch=a.groups_per_batch)
 
 def _printer(steps, out=print):
@@ -69,16 +71,16 @@ def _printer(steps, out=print):
     every = max(1, steps//20)
     return lambda row: out(progress_line(row, steps), flush=True) if (row['step']+1)%every==0 or row['step']==0 else None
 
-# %% ../nbs/18_study.ipynb #9798a499
+# %% ../nbs/18_study.ipynb #4df2b712
 def _gpus(endpoint):
     "GPUs that an attempt holds: those of this machine, or one elsewhere, which cannot be seen from here."
     import torch
     return 1 if endpoint['endpoint']=='remote' else int(torch.cuda.is_available())
 
 def _grade_checkpoints(recipe, attempt, tokenizer, items):
-    "A callback that grades the items of the decision at the checkpoints of a threshold rule, the last one excepted; None for another rule."
+    "A callback that grades the items of the decision at the checkpoints of a threshold rule, the last one excepted; None for another rule, and for an arm that it does not name: nobody looks at these items more often than the rule asks."
     s = recipe.study.spec
-    if not (s.decision_rule and s.decision_rule.method=='threshold'): return None
+    if not (s.decision_rule and s.decision_rule.method=='threshold' and recipe.arm.name in recipe.study.weights(s.decision_rule)): return None
     def at(step, sampler):
         if step not in s.decision_rule.checkpoints[:-1]: return
         for rows in greedy_rows(sampler, tokenizer, items, s.prompt, s.eval.max_tokens, s.grader):
@@ -93,7 +95,7 @@ def _teller(recipe, runs_dir, full):
     "A function that tells status.json about the arm; a pilot is not told."
     return lambda **k: update_status(recipe.study, runs_dir, recipe.arm.name, steps=recipe.steps, **k) if full else None
 
-# %% ../nbs/18_study.ipynb #bbe3eab1
+# %% ../nbs/18_study.ipynb #9744e558
 def execute(
     study:Study, # What is registered
     arm:str, # Name of an arm
@@ -109,12 +111,13 @@ def execute(
     items,curve = (held_out(study, k, data_dir) if full and getattr(study.spec, k) else [] for k in ('eval','curve'))
     if done := completed(study, arm, runs_dir, stage): return done[1]
     if full: require_ready(study, runs_dir)
+    if endpoint(base_url) is None: check_weights(study)
     service = connect(base_url, study.spec.base_model)
-    client = resolve(service.create_lora_training_client(base_model=study.spec.base_model, rank=study.spec.lora_rank, seed=recipe.arm.seed))
+    client = open_client(study, recipe.arm, service, runs_dir)
     tokenizer,gpus,tell = client.get_tokenizer(), _gpus(describe(service, client)), _teller(recipe, runs_dir, full)
     seal(study, runs_dir)
     spending = meter(study, recipe.arm, gpus, runs_dir)
-    attempt = open_attempt(study, arm, runs_dir, stage, gpus=gpus, **_manifest(recipe, service, client))
+    attempt = open_attempt(study, arm, runs_dir, stage, gpus=gpus, **_manifest(recipe, service, client, read_warm_start(study, runs_dir)['path'] if study.spec.warm_start else None))
     cost = lambda: dict(wall_s=spending.wall_s, gpu_h=spending.gpu_h)
     facts = {}
     try:
@@ -250,19 +253,25 @@ def run_arm(
     if not (done := completed(study, arm, runs_dir, stage)): raise RuntimeError(f'{study.name}/{arm}: the notebook ended, but no attempt is complete')
     return done[1]
 
-# %% ../nbs/18_study.ipynb #abcc8a40
+# %% ../nbs/18_study.ipynb #9ed25a14
+_ONE = 'import json,sys; from rxnb.study import run_arm; run_arm(**json.loads(sys.argv[1]))'
+
 def run_study(
     spec, # Name of a packaged spec, or the path of a JSON file
     runs_dir=None, # Folder of all studies
     stage:str='full', # 'full' or 'pilot'
     base_url:str=None, # Endpoint; $TINKER_BASE_URL or the embedded backend if left out
     controls:bool=True, # Run the arms that the rule does not weigh, too?
+    devices=None, # Such as '0,1' or 'cpu,cpu': arms side by side; one after the other if left out
 ): # What `decide` returns; None after a pilot
-    "Run every arm that is not complete, one after the other, and decide."
+    "Run every arm that is not complete, and decide; raises RuntimeError where an arm did not complete."
     study = in_force(load_spec(spec), runs_dir)
-    for a in (a for a in study.arms if controls or not a.control):
-        print(f'== {study.name}/{a.name}', flush=True)
-        run_arm(spec, a.name, runs_dir, stage, base_url)
+    names = [a.name for a in study.arms if controls or not a.control]
+    where = dict(spec=str(Path(spec).resolve()) if Path(spec).suffix=='.json' else spec, runs_dir=None if runs_dir is None else str(Path(runs_dir).resolve()), stage=stage, base_url=base_url)
+    if devices is not None: side_by_side({n: [sys.executable, '-c', _ONE, json.dumps(dict(where, arm=n))] for n in names if not completed(study, n, runs_dir, stage)}, device_names(devices))
+    for n in names if devices is None else ():
+        print(f'== {study.name}/{n}', flush=True)
+        run_arm(arm=n, **where)
     return decide(study, runs_dir) if stage=='full' else None
 
 # %% ../nbs/18_study.ipynb #d22eb221

@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['NAMES', 'ITEMS', 'CONTAINERS', 'FAMILIES', 'ARITH_SPLITS', 'ARITH_CORPUS_SEED', 'SOURCES', 'PROMPT_ORDER', 'Problem',
            'Family', 'worked_steps', 'solution', 'wrong_solution', 'arith_corpus', 'fingerprint', 'gold_of',
-           'with_options', 'Source', 'check_problems', 'load_task', 'shared_questions', 'prompt_order',
+           'with_options', 'Source', 'check_problems', 'load_task', 'shared_questions', 'worked', 'prompt_order',
            'require_prompts', 'draw', 'render']
 
-# %% ../nbs/01_tasks.ipynb #c4f54ca0
-import hashlib, json, os, random, tempfile
+# %% ../nbs/01_tasks.ipynb #3beee2dc
+import hashlib, json, os, random, re, tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,6 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 import numpy as np
+from .fields import split_rows
 from .spec import Prompt
 
 # %% ../nbs/01_tasks.ipynb #2959ac0d
@@ -249,17 +250,19 @@ def _to_problem(name, split, index, row) -> Problem:
     except ValueError as e: raise ValueError(f'{id}: {e}') from e
     return Problem(id, question, source.gold(str(row['answer'])), {k: v for k, v in row.items() if k != 'question'})
 
-# %% ../nbs/01_tasks.ipynb #230cc27d
+# %% ../nbs/01_tasks.ipynb #85c51f0c
 def load_task(name: str, # arith, gsm8k, svamp, asdiv, mawps, math500 or aqua
-              split: str, # a split of the task
+              split: str, # a split of the task, or some of its rows
               data_dir: str | Path | None = None, # folder of the files; arith needs none
               ) -> list[Problem]: # in the order of the data
-    "Load one split; raises ValueError for an unknown name or a bad row and FileNotFoundError for missing data."
+    "Load one split; raises ValueError for an unknown name, a bad row or rows past the end, and FileNotFoundError for missing data."
     known = {'arith': ARITH_SPLITS} | {n: source.files for n, source in SOURCES.items()}
     if name not in known: raise ValueError(f'unknown task {name!r}; known: {", ".join(known)}')
-    if split not in known[name]: raise ValueError(f'task {name} has no split {split!r}; known: {", ".join(known[name])}')
-    if name == 'arith': return list(_arith(split))
-    return check_problems([_to_problem(name, split, i, row) for i, row in enumerate(_rows(name, split, data_dir))])
+    whole, first, end = split_rows(split)
+    if whole not in known[name]: raise ValueError(f'task {name} has no split {whole!r}; known: {", ".join(known[name])}')
+    problems = list(_arith(whole)) if name == 'arith' else check_problems([_to_problem(name, whole, i, row) for i, row in enumerate(_rows(name, whole, data_dir))])
+    if max(first+1, end or 0) > len(problems): raise ValueError(f'{name}/{split}: the split has {len(problems)} rows')
+    return problems[first:end]
 
 # %% ../nbs/01_tasks.ipynb #e38d2192
 def shared_questions(a: list[Problem], b: list[Problem]) -> list[str]: # ids of `b`
@@ -267,6 +270,16 @@ def shared_questions(a: list[Problem], b: list[Problem]) -> list[str]: # ids of 
     plain = lambda p: ' '.join(p.question.lower().split())
     known = set(map(plain, a))
     return [p.id for p in b if plain(p) in known]
+
+# %% ../nbs/01_tasks.ipynb #62723a59
+def worked(p: Problem, # of arith or gsm8k
+           ) -> str: # the steps, and a last line with the marker and the answer
+    "The reference solution; raises ValueError for a problem that has none."
+    if 'steps' in p.meta: return solution(p.meta['steps'])
+    text, marker, gold = str(p.meta.get('answer', '')).rpartition('####')
+    if not (marker and text.strip()): raise ValueError(f'{p.id}: the data hold no worked solution')
+    lines = [line.strip() for line in re.sub('<<.*?>>', '', text).strip().splitlines()]
+    return '\n'.join([*lines, f'#### {gold.strip()}'])
 
 # %% ../nbs/01_tasks.ipynb #c5ea3a28
 PROMPT_ORDER = 'pcg64-argsort-1' # the name under which a run records how its prompts were ordered
