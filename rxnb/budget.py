@@ -36,7 +36,7 @@ def spent(
         out[a.name] = dict(wall_s=wall, gpu_h=gpu)
     return out
 
-# %% ../nbs/10b_budget.ipynb #f1a3c671
+# %% ../nbs/10b_budget.ipynb #4c845c4c
 class OverBudget(RuntimeError):
     "A run that stopped because its study has spent what it may."
 
@@ -55,6 +55,8 @@ class Meter:
     def wall_s(self) -> float: return self.clock()-self.began
     @property
     def gpu_h(self) -> float: return self.wall_s*self.gpus/3600
+    @property
+    def minutes_left(self) -> float: return self.max_wall_minutes-(self.wall_before_s+self.wall_s)/60 # Of the wall clock
     def check(self):
         "Raise OverBudget with both numbers where a limit is crossed."
         minutes,hours = (self.wall_before_s+self.wall_s)/60, self.gpu_before_h+self.gpu_h

@@ -7,9 +7,8 @@ __all__ = ['CHECKPOINT_EVERY', 'STATE', 'ROW_BYTES', 'TOKEN_BYTES', 'State', 'ch
            'must_outlive', 'bytes_needed', 'require_room', 'Keeper', 'last_state', 'take_along', 'LostCheckpoint',
            'reopen', 'restore', 'close_dead', 'give_up', 'Stopped', 'Stop']
 
-# %% ../nbs/13a_resume.ipynb #0708904d
-import json, os, shutil, signal, threading
-import time
+# %% ../nbs/13a_resume.ipynb #0b1dcbb9
+import json, os, shutil, signal, threading, time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from .connect import resolve

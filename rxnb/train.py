@@ -5,20 +5,22 @@
 # %% auto #0
 __all__ = ['STAGES', 'SIDES', 'BUILT_IN', 'Recipe', 'prepare', 'built_in', 'takes_columns', 'submit_loss', 'trainer_logps',
            'checked_loss', 'no_gradient_frac', 'reward_stats', 'rollout_rows', 'arm_critic', 'ask_step', 'judge_step',
-           'score_step', 'teach_critic', 'learn_step', 'Trained', 'Samplers', 'begin', 'train', 'progress_line']
+           'score_step', 'teach_critic', 'learn_step', 'Trained', 'Samplers', 'begin', 'show_version', 'train',
+           'progress_line']
 
-# %% ../nbs/14_train.ipynb #dbd6589c
+# %% ../nbs/14_train.ipynb #00913f0c
 import time, weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 import numpy as np
 from .advantages import Estimator, estimator
+from .budget import OverBudget
 from .connect import resolve
 from .critic import TrainedCritic, open_critic
 from .grading import check_task, grader_id
 from .lag import samplers
 from .losses import dry_run, loss_params, ratio_stats, token_loss, torch_loss
-from .resume import Keeper, State, restore
+from .resume import Keeper, State, Stopped, restore
 from .rewards import check_reward
 from .rollouts import Asked, ask_rollouts, make_datum, rollout_features, token_columns, with_others
 from .spec import Arm, Study
@@ -277,7 +279,7 @@ def _times(row, asked, began, drawn, ready, trained, saving, beside):
     done,sample = time.perf_counter(), asked.ended-asked.began
     return dict(sample_s=sample, wait_s=drawn-began-row.get('critic_infer_s', 0.), auxiliary_s=ready-drawn, train_s=trained-ready, overlap_s=beside, save_s=done-saving, step_s=done-began, gen_tok_per_s=row['completion_tokens']/sample)
 
-# %% ../nbs/14_train.ipynb #354da78e
+# %% ../nbs/14_train.ipynb #e544802a
 def begin(
     recipe:Recipe,
     keeper:Keeper,
@@ -291,7 +293,14 @@ def begin(
     keeper.require_room(recipe)
     return 0, path
 
-# %% ../nbs/14_train.ipynb #7a994b45
+def show_version(on_version, step:int, sampler, save:Callable):
+    "Call `on_version`; where it stops the run, everything is saved before."
+    try: return on_version(step, sampler) if on_version else None
+    except (Stopped, OverBudget):
+        save()
+        raise
+
+# %% ../nbs/14_train.ipynb #3a6d7275
 def train(
     recipe:Recipe, # From `prepare`
     service, # A tinker ServiceClient
@@ -310,7 +319,8 @@ def train(
     ring,critic = recipe.samplers, arm_critic(recipe, service, start and start.critic)
     clients,ahead = Samplers(service, ring), None
     version,newest = begin(recipe, keeper, start)
-    if on_version: on_version(start.step if start else 0, clients.open(newest))
+    show = lambda step: show_version(on_version, step, clients.open(newest), lambda: keeper.save(recipe, step, version, newest, critic))
+    show(start.step if start else 0)
     for step in range(start.step if start else 0, recipe.steps):
         began = time.perf_counter()
         sampled,path = ring.sampler_for(version)
@@ -336,7 +346,7 @@ def train(
         halt = stop()
         if halt or keeper.due(step+1) or step+1==recipe.steps: keeper.save(recipe, step+1, version, newest, critic)
         if halt: raise halt
-        if on_version: on_version(step+1, clients.open(newest))
+        show(step+1)
     return Trained(version, newest, recipe.steps, keeper.saved.critic, keeper.saved.training)
 
 # %% ../nbs/14_train.ipynb #eb08364b
