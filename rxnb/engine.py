@@ -537,7 +537,7 @@ def score(self:Engine,
         if self.fast: self.fast.load(snap)
         return _score_chunks(self.head, _final_states(self, [item]), torch.as_tensor(item.targets, device=self.device))[:,0].cpu().numpy()
 
-# %% ../nbs/07_engine.ipynb #924c600a
+# %% ../nbs/07_engine.ipynb #eb9cdddf
 @patch
 def state_dict(self:Engine,
     lora:Lora,           # what to save
@@ -564,4 +564,5 @@ def load_state_dict(self:Engine,
         if site not in self.sites: raise ValueError(f'{n}: {self.path!r} has no such layer to adapt')
         d_out, d_in = self.sites[site][0].weight.shape
         if tuple(x.shape)!=((r,d_in) if ab=='lora_A' else (d_out,r)): raise ValueError(f'{n}: shape {tuple(x.shape)} does not fit {self.path!r}')
-    return Lora(r, int(state['meta.seed']), P, None, int(state['meta.step']), m, v)
+    ordered = {n:P[n] for s in self.sites for n in (f'{s}.lora_A', f'{s}.lora_B') if n in P} # as in a new one: the norm of the gradient is a sum, and its last bit depends on the order
+    return Lora(r, int(state['meta.seed']), ordered, None, int(state['meta.step']), m, v)
