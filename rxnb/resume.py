@@ -7,9 +7,10 @@ __all__ = ['CHECKPOINT_EVERY', 'STATE', 'ROW_BYTES', 'TOKEN_BYTES', 'State', 'ch
            'must_outlive', 'bytes_needed', 'require_room', 'Keeper', 'last_state', 'take_along', 'LostCheckpoint',
            'reopen', 'restore', 'close_dead', 'give_up', 'Stopped', 'Stop']
 
-# %% ../nbs/13a_resume.ipynb #0b1dcbb9
+# %% ../nbs/13a_resume.ipynb #1117e6d6
 import json, os, shutil, signal, threading, time
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from .connect import resolve
 from .critic import save_critic
@@ -99,7 +100,7 @@ def require_room(
     free,total = shutil.disk_usage(folder).free, sum(need.values())
     if total>free: raise OSError(f'the run may need {total/1e6:,.0f} MB in {folder} ({", ".join(f"{k} {v/1e6:,.0f}" for k,v in need.items())}), and {free/1e6:,.0f} MB are free')
 
-# %% ../nbs/13a_resume.ipynb #e757d32e
+# %% ../nbs/13a_resume.ipynb #d17c81c5
 class Keeper:
     "Makes the checkpoints of an arm and removes those that nothing needs."
     def __init__(self,
@@ -112,7 +113,8 @@ class Keeper:
         folder=None, # Where the embedded backend keeps checkpoints
     ):
         self.service,self.client,self.attempt,self.name,self.every,self.folder = service, client, attempt, name, every, folder
-        self.made,self.saved,self.states_s,self.began = list(start.paths) if start else [], start, 0., time.perf_counter()
+        self.made,self.saved,self.states_s = list(start.paths) if start else [], start, 0.
+        self.first,self.began = start.step if start else 0, time.perf_counter()
 
     def sampler(self, version:int) -> str:
         "Save the weights as they are for sampling."
@@ -124,7 +126,7 @@ class Keeper:
         files = [f for p in self.made[:1] if self.folder for f in Path(self.folder).glob(f'*/*/{p.rsplit("/", 1)[1]}.safetensors')]
         require_room(self.attempt.path, bytes_needed(recipe.study.spec, recipe.arm, recipe.steps, max((f.stat().st_size for f in files), default=0), self.every))
 
-# %% ../nbs/13a_resume.ipynb #0c1ce7b9
+# %% ../nbs/13a_resume.ipynb #87988279
 def _save(self,
     recipe, # Of the arm
     step:int, # Steps done
@@ -132,7 +134,7 @@ def _save(self,
     newest:str, # Sampler of that version
     critic, # A TrainedCritic or None
 ) -> State:
-    "Save everything, write state.json, and remove what it does not name."
+    "Save everything, write state.json, and remove what it does not name; raises ValueError where the endpoint will remove a sampler too early."
     began,last = time.perf_counter(), step==recipe.steps
     if self.saved and self.saved.step==step: return self.saved
     training = self.client.save_state(f'{self.name}-step{step}').result().path
@@ -147,8 +149,14 @@ def _save(self,
     left = remove(self.service, gone)
     self.made = [p for p in self.made if p in state.paths or p in left]
     self.states_s += time.perf_counter()-began
+    if said.get(newest) and not last: self.check_expiry(recipe, step, said[newest])
     return state
 
+def _check_expiry(self, recipe, step, when):
+    "Must the newest sampler live longer than the endpoint says, at the speed so far?"
+    must_outlive(recipe.arm.lag.updates, (time.perf_counter()-self.began)/max(1, step-self.first), (datetime.fromisoformat(when)-datetime.now(timezone.utc)).total_seconds())
+
+Keeper.check_expiry = _check_expiry
 Keeper.save = _save
 Keeper.due = lambda self, step: bool(self.every) and step%self.every==0
 

@@ -6,7 +6,7 @@
 __all__ = ['KEPT', 'held_out', 'execute', 'collect', 'Waiting', 'decide', 'notebook', 'only_declared', 'run_arm', 'run_study',
            'keep']
 
-# %% ../nbs/18_study.ipynb #912aaebb
+# %% ../nbs/18_study.ipynb #ba2b3b97
 import ast, json, shutil, sys, tempfile, time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,10 +18,10 @@ from .evaluate import greedy_rows, summarise
 from .grading import check_task, grader_id
 from .preflight import require_ready
 from .processes import device_names, side_by_side
-from .records import COMPLETE, attempts, completed, lock_arm, open_attempt, read_rows, row_line, study_dir, write_json
+from .records import COMPLETE, attempts, completed, is_running, lock_arm, open_attempt, read_rows, row_line, study_dir, write_json
 from .resume import Keeper, Stop, Stopped, checkpoint_every, close_dead, last_state, reopen, take_along
 from .spec import Study, in_force, load_spec, seal
-from .status import update_status
+from .status import read_status, update_status
 from .tasks import load_task
 from .train import prepare, progress_line, train
 from .warm import check_weights, open_client, read_warm_start
@@ -163,7 +163,7 @@ def _attempt(recipe, stage, service, runs_dir, lock, kept, every, items, curve):
     tell(state='succeeded', step=facts['steps'])
     return result
 
-# %% ../nbs/18_study.ipynb #985aca9c
+# %% ../nbs/18_study.ipynb #dd0a41ec
 def execute(
     study:Study, # What is registered
     arm:str, # Name of an arm
@@ -180,7 +180,7 @@ def execute(
     if done := completed(study, arm, runs_dir, stage): return done[1]
     if full: require_ready(study, runs_dir)
     if endpoint(base_url) is None: check_weights(study)
-    service = connect(base_url, study.spec.base_model, kept := study_dir(study, runs_dir)/'.checkpoints')
+    service = connect(base_url, study.spec.base_model, kept := study_dir(study, runs_dir)/arm/'.checkpoints')
     lock = lock_arm(study, arm, runs_dir)
     try: return done[1] if (done := completed(study, arm, runs_dir, stage)) else _attempt(recipe, stage, service, runs_dir, lock, kept, every, items, curve) # done by the process that had the lock
     finally: lock.release(force=True)
@@ -277,7 +277,7 @@ def _execute_notebook(path, params, out):
     never = [n for n,c in enumerate(nbformat.read(out, 4).cells) if c.cell_type=='code' and c.source.strip() and c.execution_count is None]
     if never: raise RuntimeError(f'{path.name}: code cells {never} were never executed')
 
-# %% ../nbs/18_study.ipynb #089855ba
+# %% ../nbs/18_study.ipynb #8b1210c4
 def run_arm(
     spec, # Name of a packaged spec, or the path of a JSON file
     arm:str, # Name of an arm
@@ -296,6 +296,7 @@ def run_arm(
     with tempfile.TemporaryDirectory() as tmp:
         try: _execute_notebook(notebook('run_arm.ipynb'), params, out := Path(tmp)/'run.ipynb')
         finally:
+            if not is_running(study, arm, runs_dir) and close_dead(study, arm, runs_dir, stage): read_status(study, runs_dir) # the kernel was killed
             made = attempts(study, arm, runs_dir, stage)[before:]
             if made and out.exists(): shutil.move(out, made[-1][0]/'run.ipynb')
     if not (done := completed(study, arm, runs_dir, stage)): raise RuntimeError(f'{study.name}/{arm}: the notebook ended, but no attempt is complete')
