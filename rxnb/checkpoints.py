@@ -28,7 +28,7 @@ class Checkpoint:
     @property
     def parts(self) -> tuple: return tuple(self.path.removeprefix('tinker://').split('/'))  # model, kind, name
 
-# %% ../nbs/07d_checkpoints.ipynb #dd3d6fc4
+# %% ../nbs/07d_checkpoints.ipynb #5d7510e0
 class Store:
     "The checkpoints of a server: `{path: (Checkpoint, tensors or None, snapshot or None)}`, the tensors in files if there is a folder."
     def __init__(self,
@@ -41,7 +41,7 @@ class Store:
         "Take in the checkpoints of a folder that are not known yet."
         folder = Path(folder).resolve()
         for f in sorted(folder.glob('*/*/*.safetensors')):
-            ck = _described(f)
+            if (ck := _described(f)) is None: continue
             if folder/_below(ck)!=f: raise ValueError(f'{f} is the checkpoint {ck.path}, which belongs in {folder/_below(ck)}')
             if ck.path not in self.all: self.all[ck.path],self._at[ck.path] = (ck,None,None),folder
         return folder
@@ -65,10 +65,11 @@ def _below(ck):
     model,kind,name = ck.parts
     return Path(model.replace(':', '_'), kind, f'{name}.safetensors')
 
-def _described(f) -> Checkpoint:
+def _described(f) -> Checkpoint | None:
     from safetensors import SafetensorError, safe_open
     try:
         with safe_open(f, 'pt') as s: d = json.loads((s.metadata() or {}).get('rxnb', 'null'))
+    except FileNotFoundError: return None  # another process has removed it meanwhile
     except SafetensorError as e: raise ValueError(f'{f} is no safetensors file ({e}): move it out of the checkpoint folder') from e
     if d is None: raise ValueError(f'{f} is no checkpoint of rxnb: move it out of the checkpoint folder')
     return Checkpoint(**d)

@@ -69,7 +69,7 @@ def _teach(client, spec, problems, order, row):
         client.optim_step(adam).result()
         row(dict(step=step, loss_nats=loss, rows=[p.id for p in batch], step_s=time.perf_counter()-began))
 
-# %% ../nbs/13a_warm.ipynb #c480a553
+# %% ../nbs/13a_warm.ipynb #1e364765
 def run_warm_start(
     study, # A Study
     runs_dir=None, # Folder of all studies
@@ -82,7 +82,10 @@ def run_warm_start(
     if not s.warm_start: return None
     if (folder/'warm_start.json').exists(): return read_warm_start(study, runs_dir)
     study.require_sound('preflight')
-    if same := _same(study, runs_dir): return seal(study, runs_dir) and (write_json(folder/'warm_start.json', same) or same)
+    if same := _same(study, runs_dir):
+        seal(study, runs_dir)
+        write_json(folder/'warm_start.json', same)
+        return same
     problems = load_task(s.task.name, s.warm_start.split, data_dir)
     require_prompts(len(problems), s.warm_start.steps, s.warm_start.batch_size)
     if endpoint(base_url) is None: check_weights(study)
