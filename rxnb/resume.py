@@ -7,8 +7,8 @@ __all__ = ['CHECKPOINT_EVERY', 'STATE', 'ROW_BYTES', 'TOKEN_BYTES', 'State', 'ch
            'must_outlive', 'bytes_needed', 'require_room', 'Keeper', 'last_state', 'take_along', 'LostCheckpoint',
            'reopen', 'restore', 'close_dead', 'give_up', 'Stopped', 'Stop']
 
-# %% ../nbs/13a_resume.ipynb #1117e6d6
-import json, os, shutil, signal, threading, time
+# %% ../nbs/13a_resume.ipynb #cab2ac6c
+import json, os, shutil, signal, threading, time, warnings
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -43,14 +43,20 @@ def checkpoint_every(
     if n<0: raise ValueError(f'checkpoint_every must be >= 0, got {n}')
     return n
 
-# %% ../nbs/13a_resume.ipynb #9627a44a
+# %% ../nbs/13a_resume.ipynb #20a72861
+def _rest(service):
+    "The client of checkpoints."
+    with warnings.catch_warnings(): # SDK 0.38 would rather have it made without a service; 0.33 makes it no other way
+        warnings.simplefilter('ignore', FutureWarning)
+        return service.create_rest_client()
+
 def expiries(
     service, # A tinker ServiceClient
     path:str, # A checkpoint
 ) -> dict: # Path -> time of expiry as text, or None, of all checkpoints of the same training run
     "What an endpoint says about its checkpoints; empty where it does not list them."
     import tinker
-    try: found = service.create_rest_client().list_checkpoints(path.removeprefix('tinker://').split('/')[0]).result().checkpoints
+    try: found = _rest(service).list_checkpoints(path.removeprefix('tinker://').split('/')[0]).result().checkpoints
     except tinker.APIStatusError: return {} # no such route there
     return {c.tinker_path: c.expires_at and c.expires_at.isoformat() for c in found}
 
@@ -60,7 +66,7 @@ def remove(
 ) -> list: # Those that the endpoint did not remove
     "Delete checkpoints, all at once."
     import tinker
-    rest,left = service.create_rest_client(),[]
+    rest,left = _rest(service),[]
     for path,f in [(p, rest.delete_checkpoint_from_tinker_path(p)) for p in paths]:
         try: f.result()
         except tinker.NotFoundError: pass # gone already

@@ -91,7 +91,7 @@ def full_disk(nth):
         return real(fd)
     records.os = type('os', (), dict(vars(os), fsync=staticmethod(f)))
 
-def storm(share=.4):
+def storm(share=.2):
     "The endpoint answers 429 to a share of all requests, some of them after it has done what was asked."
     import json, random
     from rxnb.serve import App
