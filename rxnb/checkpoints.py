@@ -28,7 +28,7 @@ class Checkpoint:
     @property
     def parts(self) -> tuple: return tuple(self.path.removeprefix('tinker://').split('/'))  # model, kind, name
 
-# %% ../nbs/07d_checkpoints.ipynb #5d7510e0
+# %% ../nbs/07d_checkpoints.ipynb #f3d1357d
 class Store:
     "The checkpoints of a server: `{path: (Checkpoint, tensors or None, snapshot or None)}`, the tensors in files if there is a folder."
     def __init__(self,
@@ -61,6 +61,7 @@ class Store:
         "Where the tensors of a checkpoint lie."
         return self.keeps(ck)/_below(ck)
 
+# %% ../nbs/07d_checkpoints.ipynb #25c6c2ef
 def _below(ck):
     model,kind,name = ck.parts
     return Path(model.replace(':', '_'), kind, f'{name}.safetensors')

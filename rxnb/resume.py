@@ -132,7 +132,7 @@ class Keeper:
         files = [f for p in self.made[:1] if self.folder for f in Path(self.folder).glob(f'*/*/{p.rsplit("/", 1)[1]}.safetensors')]
         require_room(self.attempt.path, bytes_needed(recipe.study.spec, recipe.arm, recipe.steps, max((f.stat().st_size for f in files), default=0), self.every))
 
-# %% ../nbs/13a_resume.ipynb #87988279
+# %% ../nbs/13a_resume.ipynb #a30a3851
 def _save(self,
     recipe, # Of the arm
     step:int, # Steps done
@@ -164,7 +164,13 @@ def _check_expiry(self, recipe, step, when):
 
 Keeper.check_expiry = _check_expiry
 Keeper.save = _save
-Keeper.due = lambda self, step: bool(self.every) and step%self.every==0
+
+def _after(self, recipe, step, version, newest, critic, halt):
+    "Save where a state is due, at the end, and before a halt; raises what halts."
+    if halt or step==recipe.steps or self.every and step%self.every==0: self.save(recipe, step, version, newest, critic)
+    if halt: raise halt
+
+Keeper.after = _after
 
 # %% ../nbs/13a_resume.ipynb #a2a3987f
 def last_state(
@@ -235,7 +241,7 @@ def restore(
     for version,path in state.samplers: recipe.samplers.push(version, path)
     recipe.estimate.restore(state.estimator)
 
-# %% ../nbs/13a_resume.ipynb #273c59b9
+# %% ../nbs/13a_resume.ipynb #1a3d1874
 def close_dead(
     study, # A Study
     arm:str, # Name of an arm
@@ -246,7 +252,7 @@ def close_dead(
     dead = [(p,m) for p,m,r in attempts(study, arm, runs_dir, stage) if r is None]
     for p,m in dead:
         last = [r['time_s'] for n in ('steps','eval') for r in _readable(p/f'{n}.jsonl')]
-        write_json(p/'result.json', dict(status='failed', cause='Killed', message='its process ended without a word: killed, or the machine went down', spec_sha256=m['spec_sha256'], finished_s=max([m['started_s'], *last])))
+        write_json(p/'result.json', dict(status='failed', cause='Killed', message='its process ended without a word: killed, or the machine went down', spec_sha256=m['spec_sha256'], finished_s=max([m['started_s'], *last]), wall_s=max([m['started_s'], *last])-m['started_s']))
     return [p for p,_ in dead]
 
 def give_up(

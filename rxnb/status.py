@@ -30,7 +30,7 @@ def slack(
     parts = [f'{done} of {steps} steps in {len(s["arms"])} arms', *over, *([escaped(s['decision'])] if s['decision'] else []), *([escaped(s['cause'])] if s['cause'] else []), where]
     return f':{STATES[s["state"]]}: *{escaped(s["study"])}* {s["state"].replace("_"," ")}\n' + ' · '.join(parts)
 
-# %% ../nbs/10a_status.ipynb #bc81d0e6
+# %% ../nbs/10a_status.ipynb #d9ae0ddf
 def _overall(arms):
     "State of a study that is not decided."
     states = {a['state'] for a in arms.values()}
@@ -68,6 +68,7 @@ def update_status(
         write_json(f, dict(new, text=slack(new)))
     return dict(new, text=slack(new))
 
+# %% ../nbs/10a_status.ipynb #83694293
 def read_status(
     study, # A Study
     runs_dir=None, # Folder of all studies

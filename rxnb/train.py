@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['STAGES', 'SIDES', 'BUILT_IN', 'Recipe', 'prepare', 'built_in', 'takes_columns', 'submit_loss', 'trainer_logps',
            'checked_loss', 'no_gradient_frac', 'reward_stats', 'rollout_rows', 'arm_critic', 'ask_step', 'judge_step',
-           'score_step', 'teach_critic', 'learn_step', 'Trained', 'Samplers', 'begin', 'show_version', 'train',
-           'progress_line']
+           'score_step', 'teach_critic', 'learn_step', 'Trained', 'Samplers', 'begin', 'ask_ahead', 'show_version',
+           'train', 'progress_line']
 
 # %% ../nbs/14_train.ipynb #00913f0c
 import time, weakref
@@ -193,7 +193,7 @@ def rollout_rows(rollouts, advantages, step:int, version:int) -> list:
         stop_reason=r.stop_reason, advantage=float(a), baseline=float(b), prompt_tokens=len(r.prompt_tokens), completion_tokens=len(r.tokens),
         sampler_logp_sum_nats=float(np.sum(r.logps)), prompt_logprob_nats=r.prompt_logprob, text=r.text) for r,a,b in zip(rollouts, advantages.advantage_B, advantages.baseline_B)]
 
-# %% ../nbs/14_train.ipynb #3ae52e4e
+# %% ../nbs/14_train.ipynb #354dec04
 def arm_critic(recipe:Recipe, service, state:str|None=None) -> TrainedCritic|None:
     "The critic of an arm whose advantage needs one: new, or as it was saved."
     s = recipe.study.spec
@@ -220,6 +220,7 @@ def teach_critic(critic:TrainedCritic|None, rollouts) -> dict:
     loss = critic.learn([r.prompt_tokens for r in rollouts], [r.reward for r in rollouts])
     return dict(critic_loss_nats=loss, critic_infer_s=critic.infer_s, critic_train_s=critic.train_s)
 
+# %% ../nbs/14_train.ipynb #444ca517
 def learn_step(
     recipe:Recipe,
     client, # A tinker TrainingClient
@@ -250,7 +251,7 @@ class Trained:
     critic_path: str|None # Training checkpoint of the critic; None where the arm has none
     training_path: str # Training checkpoint, with its optimizer
 
-# %% ../nbs/14_train.ipynb #8eefda1c
+# %% ../nbs/14_train.ipynb #52ffed34
 class Samplers:
     "Sampling clients of the versions in a ring, one each."
     def __init__(self, service, ring): self.service,self.ring,self.clients = service, ring, {}
@@ -269,17 +270,17 @@ class Samplers:
 def _beside(
     began:float, # Of training, `time.perf_counter` seconds
     ended:float,
-    asked:Asked|None, # What was on its way meanwhile
+    ahead:list, # What was on its way meanwhile
 ) -> float: # Seconds
     "How long training and the next step's sampling ran side by side."
-    return max(0., min(ended, asked.ended)-max(began, asked.began)) if asked else 0.
+    return sum(max(0., min(ended, asked.ended)-max(began, asked.began)) for asked in ahead)
 
-def _times(row, asked, began, drawn, ready, trained, saving, beside):
+def _times(row, asked, began, drawn, ready, trained, saving, ahead):
     "Seconds of a step: sampling from the first request to the last answer, `step_s` on the wall; at an overlap the parts add up to more than the wall."
     done,sample = time.perf_counter(), asked.ended-asked.began
-    return dict(sample_s=sample, wait_s=drawn-began-row.get('critic_infer_s', 0.), auxiliary_s=ready-drawn, train_s=trained-ready, overlap_s=beside, save_s=done-saving, step_s=done-began, gen_tok_per_s=row['completion_tokens']/sample)
+    return dict(sample_s=sample, wait_s=drawn-began-row.get('critic_infer_s', 0.), auxiliary_s=ready-drawn, train_s=trained-ready, overlap_s=_beside(ready, trained, ahead), save_s=done-saving, step_s=done-began, gen_tok_per_s=row['completion_tokens']/sample)
 
-# %% ../nbs/14_train.ipynb #e544802a
+# %% ../nbs/14_train.ipynb #23397779
 def begin(
     recipe:Recipe,
     keeper:Keeper,
@@ -293,6 +294,11 @@ def begin(
     keeper.require_room(recipe)
     return 0, path
 
+def ask_ahead(recipe:Recipe, clients:Samplers, tokenizer, step:int, version:int) -> list: # Of one Asked, or of none
+    "Send the prompts of a step, unless it is beyond the last or its sampler is still to be made."
+    sampler = clients.at(version) if step<recipe.steps else None
+    return [ask_step(recipe, sampler, tokenizer, step)] if sampler else []
+
 def show_version(on_version, step:int, sampler, save:Callable):
     "Call `on_version`; where it stops the run, everything is saved before."
     try: return on_version(step, sampler) if on_version else None
@@ -300,7 +306,7 @@ def show_version(on_version, step:int, sampler, save:Callable):
         save()
         raise
 
-# %% ../nbs/14_train.ipynb #3a6d7275
+# %% ../nbs/14_train.ipynb #ff7c4b3b
 def train(
     recipe:Recipe, # From `prepare`
     service, # A tinker ServiceClient
@@ -317,35 +323,27 @@ def train(
     "Train one arm; every step is a row before the next begins. Raises FloatingPointError on a loss that is not finite."
     keeper = keeper or Keeper(service, client, attempt, f'{recipe.study.name}-{recipe.arm.name}-{attempt.path.name}')
     ring,critic = recipe.samplers, arm_critic(recipe, service, start and start.critic)
-    clients,ahead = Samplers(service, ring), None
+    clients,ahead = Samplers(service, ring), []
     version,newest = begin(recipe, keeper, start)
     show = lambda step: show_version(on_version, step, clients.open(newest), lambda: keeper.save(recipe, step, version, newest, critic))
     show(start.step if start else 0)
     for step in range(start.step if start else 0, recipe.steps):
-        began = time.perf_counter()
-        sampled,path = ring.sampler_for(version)
-        asked,ahead = ahead or ask_step(recipe, clients.open(path), tokenizer, step), None
-        rollouts = asked.rollouts()
-        advantages,drawn = judge_step(recipe, rollouts, critic), time.perf_counter()
+        began,(sampled,path) = time.perf_counter(), ring.sampler_for(version)
+        asked = ahead.pop() if ahead else ask_step(recipe, clients.open(path), tokenizer, step)
+        advantages,drawn = judge_step(recipe, rollouts := asked.rollouts(), critic), time.perf_counter()
         rollouts,ready = score_step(recipe, clients.open(path), rollouts, step), time.perf_counter()
-        def send_next():
-            nonlocal ahead
-            if overlap and step+1<recipe.steps and (sampler := clients.at(version+1)): ahead = ask_step(recipe, sampler, tokenizer, step+1)
+        send_next = lambda: ahead.extend(ask_ahead(recipe, clients, tokenizer, step+1, version+1) if overlap else ())
         learned,trained = learn_step(recipe, client, rollouts, advantages, send_next), time.perf_counter()
-        beside = _beside(ready, trained, ahead)
-        learned |= teach_critic(critic, rollouts)
-        saving = time.perf_counter()
+        learned,saving = learned|teach_critic(critic, rollouts), time.perf_counter()
         row = dict(step=step, version=version, sampler_version=sampled, lag=version-sampled, **reward_stats(rollouts), **learned)
         if not row['skipped']:
             version += 1
             ring.push(version, newest := keeper.sampler(version))
-        row.update(_times(row, asked, began, drawn, ready, trained, saving, beside))
+        row.update(_times(row, asked, began, drawn, ready, trained, saving, ahead))
         attempt.append('rollouts', rollout_rows(rollouts, advantages, step, sampled))
         attempt.append('steps', [row])
         if on_step: on_step(row)
-        halt = stop()
-        if halt or keeper.due(step+1) or step+1==recipe.steps: keeper.save(recipe, step+1, version, newest, critic)
-        if halt: raise halt
+        keeper.after(recipe, step+1, version, newest, critic, stop())
         show(step+1)
     return Trained(version, newest, recipe.steps, keeper.saved.critic, keeper.saved.training)
 
