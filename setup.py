@@ -23,6 +23,6 @@ class WithNotebooks(build_py):
 extras = {k.removesuffix('_requirements'): v.split() for k,v in s.items() if k.endswith('_requirements')}
 setup(name=s['lib_name'], version=s['version'], description=s['description'], author=s['author'], author_email=s['author_email'],
     url=s['git_url'], license='Apache-2.0', python_requires=f">={s['min_python']}", packages=find_packages(include=[lib, f'{lib}.*']),
-    package_data={lib: ['specs/*.json', 'models/*/*']}, install_requires=s['requirements'].split(), extras_require=extras,
-    entry_points={'nbdev': [f'{lib}={lib}._modidx:d']}, cmdclass={'build_py': WithNotebooks},
+    package_data={lib: ['specs/*.json', 'models/*/*', 'assets/*']}, install_requires=s['requirements'].split(), extras_require=extras,
+    entry_points={'nbdev': [f'{lib}={lib}._modidx:d'], 'console_scripts': s['console_scripts'].split()}, cmdclass={'build_py': WithNotebooks},
     long_description=(root/'README.md').read_text(encoding='utf-8'), long_description_content_type='text/markdown')

@@ -6,20 +6,22 @@
 __all__ = ['ESTIMATORS', 'estimator', 'effective_weight', 'Advantages', 'Estimator', 'split_groups', 'group_mean', 'group_std',
            'rloo', 'maxrl', 'tailrl', 'batch_mean', 'trust_region_mask']
 
-# %% ../nbs/04_advantages.ipynb #23f6e32c
+# %% ../nbs/04_advantages.ipynb #8167381f
 from collections.abc import Callable
 from dataclasses import fields
 import numpy as np
 from scipy.stats import binom
 from .groups import Advantages, Estimator, split_groups, group_mean, group_std, rloo, maxrl, tailrl, GroupMean, GroupStd, RLOO, MaxRL, TailRL
+from .outside import Registry
 from .baselines import batch_mean, trust_region_mask, BatchMean, RunningMean, PromptTracker, KernelWindow, Shrinkage, Critic
+from .windows import FamilyWindow
 
 # %% ../nbs/04_advantages.ipynb #91ee28d3
 _all_ = ['Advantages', 'Estimator', 'split_groups', 'group_mean', 'group_std', 'rloo', 'maxrl', 'tailrl', 'batch_mean', 'trust_region_mask']
 
-# %% ../nbs/04_advantages.ipynb #b961f62e
-ESTIMATORS = dict(group_mean=GroupMean, group_std=GroupStd, rloo=RLOO, maxrl=MaxRL, tailrl=TailRL, shrinkage=Shrinkage,
-                  batch_mean=BatchMean, ema=RunningMean, spo=PromptTracker, kernel=KernelWindow, critic=Critic)
+# %% ../nbs/04_advantages.ipynb #5adb3fc3
+ESTIMATORS = Registry(group_mean=GroupMean, group_std=GroupStd, rloo=RLOO, maxrl=MaxRL, tailrl=TailRL, shrinkage=Shrinkage,
+                  batch_mean=BatchMean, ema=RunningMean, spo=PromptTracker, kernel=KernelWindow, kernel_family=FamilyWindow, critic=Critic)
 
 def estimator(
     name:str, # A name in `ESTIMATORS`

@@ -5,12 +5,15 @@
 # %% auto #0
 __all__ = ['hoeffding_half_width', 'items_needed', 'paired_values', 'items_of', 'Decision', 'paired_hoeffding', 'PairedTable',
            'paired_table', 'Joint', 'joint_hoeffding', 'peak_drop', 'ThresholdDecision', 'threshold_rule', 'Secondary',
-           'secondary', 'difference_pmf', 'hoeffding_power', 'simulated_power', 'Reach', 'Reaches', 'reach_of', 'reach']
+           'secondary', 'difference_pmf', 'sum_distribution', 'hoeffding_power', 'simulated_power', 'validation_bound',
+           'contrast_atoms', 'simulated_hoeffding', 'Reach', 'Reaches', 'reach_of', 'simulated_counts',
+           'threshold_outcomes', 'ThresholdReach', 'threshold_reach', 'reach']
 
-# %% ../nbs/16_decision.ipynb #c6d4ebaf
+# %% ../nbs/16_decision.ipynb #321391e2
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import product
 import numpy as np
 from scipy.stats import norm
 from .intervals import (clopper_pearson_difference, hedged, log_wealth, maurer_pontil, mcnemar_exact, mcnemar_mid_p,
@@ -249,7 +252,7 @@ def secondary(
                  ('McNemar, exact', None, None, mcnemar_exact(b, c), f'of no difference: {b} against {c} discordant pairs'), ('McNemar, mid-p', None, None, mcnemar_mid_p(b, c), 'of no difference')]
     return Secondary(tuple(rows), seed)
 
-# %% ../nbs/16_decision.ipynb #b1160387
+# %% ../nbs/16_decision.ipynb #12d0d127
 def difference_pmf(
     effect:float, # True mean of the contrast
     discordance:float, # Share of discordant pairs in each pair of arms: 0 to 1
@@ -262,6 +265,14 @@ def difference_pmf(
     for _ in range(pairs): pmf = np.convolve(pmf, one)
     return pmf
 
+def sum_distribution(
+    pmf, # Probabilities of -pairs … pairs
+    n:int, # Items
+) -> tuple: # (sums, their probabilities)
+    "Distribution of the sum of n independent items."
+    size = (len(pmf)-1)*n+1
+    return np.arange(size)-(len(pmf)//2)*n, np.fft.irfft(np.fft.rfft(pmf, size)**n, size).clip(0, 1)
+
 def hoeffding_power(
     n:int, # Items
     margin:float, # The registered margin
@@ -272,10 +283,9 @@ def hoeffding_power(
     n_criteria:int=1, # Criteria that share alpha
 ) -> tuple: # (probability of 'validated', of 'failed')
     "How often the registered rule speaks, from the exact distribution of the mean."
-    pmf,h = difference_pmf(effect, discordance, pairs), hoeffding_half_width(n, [1]*2*pairs, alpha, n_criteria=n_criteria)
-    size = 2*pairs*n+1
-    p = np.fft.irfft(np.fft.rfft(pmf, size)**n, size)
-    mean = (np.arange(size)-pairs*n)/n
+    h = hoeffding_half_width(n, [1]*2*pairs, alpha, n_criteria=n_criteria)
+    total,p = sum_distribution(difference_pmf(effect, discordance, pairs), n)
+    mean = total/n
     return float(p[mean-h>margin].sum().clip(0, 1)), float(p[mean+h<margin].sum().clip(0, 1))
 
 # %% ../nbs/16_decision.ipynb #200fb5a8
@@ -298,7 +308,54 @@ def simulated_power(
     bet,score = (np.concatenate(x) for x in zip(*out))
     return float(bet.mean()), float(score.mean()) if len(score) else None
 
-# %% ../nbs/16_decision.ipynb #e6040723
+# %% ../nbs/16_decision.ipynb #f255794b
+def validation_bound(
+    n:int, # Items
+    effect:float, # True mean of the contrast
+    must_exceed:float, # The observed mean validates above this
+    weights, # Weight of each arm
+    bounds=(0, 1), # Least and greatest value of an item
+) -> tuple: # (least, greatest) probability of 'validated'
+    "What the probability of 'validated' can be, whatever the joint law of the arms (Hoeffding 1963, theorem 2)."
+    R = sum(abs(w) for w in weights)*(bounds[1]-bounds[0])
+    tail = math.exp(-2*n*(effect-must_exceed)**2/R**2)
+    return (0., 1.) if effect==must_exceed else (0., tail) if effect<must_exceed else (1-tail, 1.)
+
+# %% ../nbs/16_decision.ipynb #3eada918
+def contrast_atoms(
+    weights, # Weight of each arm
+    effect:float, # True mean of the contrast
+    apart:float, # Share of items on which every arm is right or wrong by itself: 0 to 1
+    bounds=(0, 1), # Least and greatest value of an item
+) -> tuple: # (values of the contrast of one item, their probabilities)
+    "A joint law with the wanted mean; raises ValueError where so few items cannot give such an effect."
+    w,(lo,hi) = np.asarray(list(weights), np.float64), bounds
+    off = effect-(lo+hi)/2*w.sum()
+    shift = off/(apart*(hi-lo)*abs(w).sum()) if apart else math.inf if off else 0.
+    if abs(shift)>.5: raise ValueError(f'an effect of {effect:+g} takes more than {apart:g} of the items')
+    x,p = np.array(list(product((0,1), repeat=len(w)))), .5+shift*np.sign(w)
+    prob = apart*np.where(x, p, 1-p).prod(1)
+    prob[[0,-1]] += (1-apart)/2
+    return (lo+(hi-lo)*x)@w, prob
+
+def simulated_hoeffding(
+    n:int, # Items
+    margin:float, # The registered margin
+    effect:float, # True mean of the contrast
+    weights, # Weight of each arm
+    apart:float, # Share of items on which every arm is right or wrong by itself
+    alpha:float=.05, # Error rate over all criteria
+    bounds=(0, 1), # Least and greatest value of an item
+    n_criteria:int=1, # Criteria that share alpha
+    studies:int=20_000, # Simulated studies; the standard error is at most 0.5/sqrt(studies)
+    seed:int=0, # Of the simulation
+) -> tuple: # (share of studies 'validated', 'failed')
+    "How often the registered rule speaks, for any weights."
+    values,prob = contrast_atoms(weights, effect, apart, bounds)
+    mean,h = np.random.default_rng(seed).multinomial(n, prob, studies)@values/n, hoeffding_half_width(n, list(weights), alpha, bounds, n_criteria)
+    return float((mean-h>margin).mean()), float((mean+h<margin).mean())
+
+# %% ../nbs/16_decision.ipynb #c00c3106
 @dataclass(frozen=True)
 class Reach:
     "What a rule can say with the items it has."
@@ -311,6 +368,8 @@ class Reach:
     plausible: float # The true effect that the warning is about
     items_for_plausible: int|None # Items whose half-width fits between the margin and that effect
     power: tuple # (effect, discordance, validated, failed, hedged, Tango)
+    limits: dict = field(default_factory=dict) # Effect -> (least, greatest) probability of 'validated' under any joint law
+    how: str = '' # Where the powers come from
 
     @property
     def reachable(self): # Would the plausible effect, if observed exactly, validate?
@@ -322,21 +381,23 @@ class Reach:
         more = 'no number of items would do' if self.items_for_plausible is None else f'{self.items_for_plausible:,} items would be needed'
         return f'a true effect of {self.plausible:+g} is not enough: an observed mean above {self.must_exceed:+.6f} validates, and {self.n:,} items leave ±{self.half_width:.4f}; {more}'
 
-# %% ../nbs/16_decision.ipynb #4eceadef
+# %% ../nbs/16_decision.ipynb #a560d26d
 def _reach_markdown(self):
     share = lambda x: '' if x is None else f'{x:.3f}'
-    rows = '\n'.join(f'| {e:+g} | {q:.0%} | {share(v)} | {share(f)} | {share(h)} | {share(t)} |' for e,q,v,f,h,t in self.power)
+    any_law = lambda e: '' if e not in self.limits else f'at most {self.limits[e][1]:.3f}' if self.limits[e][0]==0 else f'at least {self.limits[e][0]:.3f}'
+    rows = '\n'.join(f'| {e:+g} | {q:.0%} | {share(v)} | {share(f)} | {any_law(e)} | {share(h)} | {share(t)} |' for e,q,v,f,h,t in self.power)
     need = ', '.join(f'±{h:g}: {n:,}' for h,n in self.items_for.items())
-    return ((f'**Warning**: {self.warning}.\n\n' if self.warning else '') + f'`{self.criterion}`: {self.n:,} items, half-width {self.half_width:.6f}, validates above {self.must_exceed:+.6f}. Items for a half-width of {need}.\n\n'
-        f'| true effect | discordant | validated | failed | hedged would | Tango would |\n|---|---|---|---|---|---|\n{rows}')
+    return ((f'**Warning**: {self.warning}.\n\n' if self.warning else '') + f'`{self.criterion}`: {self.n:,} items, half-width {self.half_width:.6f}, validates above {self.must_exceed:+.6f}. Items for a half-width of {need}.\n\n{self.how}\n\n'
+        f'| true effect | discordant | validated | failed | validated under any joint law | hedged would | Tango would |\n|---|---|---|---|---|---|---|\n{rows}')
 Reach._repr_markdown_ = _reach_markdown
 
 class Reaches(list):
-    "One `Reach` a criterion."
+    "One `Reach` a criterion, or one `ThresholdReach`."
     @property
     def warnings(self) -> list: return [r.warning for r in self if r.warning]
     def _repr_markdown_(self): return '\n\n'.join(r._repr_markdown_() for r in self) or 'no rule is registered'
 
+# %% ../nbs/16_decision.ipynb #1ee48d0d
 def reach_of(
     criterion:str, # Id
     n:int, # Items
@@ -353,15 +414,100 @@ def reach_of(
     w,likely = list(weights), plausible if plausible is not None else 0. if margin<0 else margin+.02
     h = hoeffding_half_width(n, w, alpha, bounds, n_criteria)
     plain = tuple(bounds)==(0,1) and set(w)=={-1,1} and sum(w)==0
-    pairs,power = len(w)//2, []
-    for e in sorted({margin, likely, round(margin+h, 3)}) if plain else ():
+    pairs,power,effects = len(w)//2, [], sorted({margin, likely, round(margin+h, 3)})
+    for e in effects:
         for q in discordances:
+            if not plain:
+                try: power.append((e, q, *simulated_hoeffding(n, margin, e, w, q, alpha, bounds, n_criteria), None, None))
+                except ValueError: pass # such an effect takes more of the items
+                continue
             if abs(e)/pairs>q: continue
             power.append((e, q, *hoeffding_power(n, margin, e, q, pairs, alpha, n_criteria), *(simulated_power(n, margin, e, q, pairs, alpha/n_criteria, studies) if studies else (None,None))))
     need = lambda x: items_needed(x, w, alpha, bounds, n_criteria)
-    return Reach(criterion, n, margin, h, margin+h, {x: need(x) for x in (.01,.03,.05)}, likely, need(likely-margin) if likely>margin else None, tuple(power))
+    return Reach(criterion, n, margin, h, margin+h, {x: need(x) for x in (.01,.03,.05)}, likely, need(likely-margin) if likely>margin else None, tuple(power),
+        {e: validation_bound(n, e, margin+h, w, bounds) for e in effects}, (f'Exact for {pairs} independent pair{"s"*(pairs>1)} of arms that share the effect; the two alternatives are simulated ({studies} studies).' if plain else
+        'Simulated (20,000 studies): on the stated share of items every arm is right or wrong by itself, on the others all arms are alike.'))
 
-# %% ../nbs/16_decision.ipynb #c0ef221f
+# %% ../nbs/16_decision.ipynb #95072688
+def simulated_counts(
+    n:int, # Items
+    gap:float, # True accuracy of the treatment less the baseline, last checkpoint
+    drop:float, # How much better the baseline truly was at each earlier checkpoint
+    discordance:float, # Share of items answered differently: by two arms, and by an arm at two checkpoints
+    checkpoints:int, # Evaluated steps, the last among them
+    accuracy:float=.5, # Of the baseline at the last checkpoint
+    studies:int=2000, # Simulated studies
+    seed:int=0, # Of the simulation
+) -> tuple: # (right answers of treatment and baseline at the end, answers lost since the peak by treatment and baseline): each [studies]
+    "Counts of a threshold study; raises ValueError where the shares cannot be."
+    rng,q = np.random.default_rng(seed), discordance
+    up,down = (q+gap)/2,(q-gap)/2
+    law = np.array([accuracy-down, up, down, 1-accuracy-up])
+    if law.min()<-1e-12 or abs(drop)>q: raise ValueError(f'gap {gap:g}, drop {drop:g} and discordance {q:g} do not go together at accuracy {accuracy:g}')
+    both,t_only,b_only,_ = rng.multinomial(n, law.clip(0)/law.clip(0).sum(), studies).T
+    def lost(right, level, fall):
+        was_right = rng.binomial((n-right)[:,None], min(1., (q+fall)/2/(1-level)), (studies, checkpoints-1))
+        was_wrong = rng.binomial(right[:,None], min(1., (q-fall)/2/level), (studies, checkpoints-1))
+        return np.maximum((was_right-was_wrong).max(1), 0)
+    t,b = both+t_only,both+b_only
+    return t, b, lost(t, accuracy+gap, 0.), lost(b, accuracy, drop)
+
+def threshold_outcomes(t, b, t_lost, b_lost, n:int, validated_from:float, failed_below:float, collapse_drop:float) -> tuple: # (validated, failed): two of bool
+    "The clauses of `threshold_rule` on counts of many studies."
+    hi,lo,fall = (Fraction(str(x))*n for x in (validated_from, failed_below, collapse_drop))
+    gap,t_fell,b_fell = t-b, t_lost>math.floor(fall), b_lost>math.floor(fall)
+    validated = (gap>=math.ceil(hi)) | (b_fell & ~t_fell)
+    return validated, ~validated & (gap<math.ceil(lo)) & (t_fell==b_fell)
+
+# %% ../nbs/16_decision.ipynb #b644a0bf
+@dataclass(frozen=True)
+class ThresholdReach:
+    "What a rule of thresholds would say, and how often."
+    criterion: str # Treatment less baseline
+    n: int # Items
+    validates_from: int # Items more right
+    fails_below: int # Items more right
+    collapse_above: int # Items lost since the peak
+    steps: tuple # Checkpoints
+    power: tuple # (gap, drop of the baseline, discordance, validated, failed)
+    at_zero: dict # Discordance -> exact probability of 'validated' at a true gap of 0, without a collapse
+    studies: int # Simulated
+
+    @property
+    def warning(self):
+        return f'the rule bounds no error: at a true gap of 0 it validates {", ".join(f"{p:.1%} of the studies at {q:.0%} discordant items" for q,p in self.at_zero.items())}'
+    def _repr_markdown_(self):
+        rows = '\n'.join(f'| {g:+.2f} | {d:.2f} | {q:.0%} | {v:.3f} | {f:.3f} | {max(0., 1-v-f):.3f} |' for g,d,q,v,f in self.power)
+        return (f'**Warning**: {self.warning}.\n\n`{self.criterion}`: of {self.n:,} items {self.validates_from} more right validate, fewer than {self.fails_below} more right fail, between them lies the grey zone. More than {self.collapse_above} items lost since the best of the steps '
+            f'{", ".join(map(str, self.steps))} are a collapse; a collapse of the baseline alone validates.\n\n{self.studies:,} simulated studies a row, baseline at 0.5; the drop is that of the baseline since every earlier checkpoint.\n\n'
+            f'| true gap | true drop | discordant | validated | failed | inconclusive |\n|---|---|---|---|---|---|\n{rows}')
+
+# %% ../nbs/16_decision.ipynb #6bb635e1
+def threshold_reach(
+    criterion:str, # Treatment less baseline
+    n:int, # Items
+    steps, # Checkpoints
+    validated_from:float=.04, # Least gap that validates
+    failed_below:float=.02, # Least gap that does not fail
+    collapse_drop:float=.10, # A larger drop from the peak is a collapse
+    gaps=(0., .02, .04, .06), # True gaps without a collapse
+    drops=(.05, .1, .15), # True drops of the baseline at a gap of 0
+    discordances=(.1, .2, .3), # Shares of discordant items
+    studies:int=2000, # Simulated studies
+) -> ThresholdReach:
+    "What a rule of thresholds can say with the items it has; it bounds no error."
+    whole = lambda x: math.ceil(Fraction(str(x))*n)
+    rules,power,at_zero = (validated_from, failed_below, collapse_drop), [], {}
+    for gap,drop,q in [*((g, 0., q) for g in gaps for q in discordances), *((0., d, q) for d in drops for q in discordances)]:
+        if max(abs(gap), abs(drop))>q: continue
+        v,f = threshold_outcomes(*simulated_counts(n, gap, drop, q, len(steps), studies=studies), n, *rules)
+        power.append((gap, drop, q, float(v.mean()), float(f.mean())))
+    for q in (*discordances, .5):
+        total,p = sum_distribution(difference_pmf(0., q, 1), n)
+        at_zero[q] = float(p[total>=whole(validated_from)].sum())
+    return ThresholdReach(criterion, n, whole(validated_from), whole(failed_below), math.floor(Fraction(str(collapse_drop))*n), tuple(steps), tuple(power), at_zero, studies)
+
+# %% ../nbs/16_decision.ipynb #fb1c6991
 def reach(
     study, # A Study
     plausible:float=None, # A true effect worth finding; the registered one, or else as in `reach_of`
@@ -369,5 +515,6 @@ def reach(
 ) -> Reaches:
     "What the study's rule can say with the items it has, before anything is spent."
     rule = study.decision_rule
-    if rule is None or rule.method!='paired_hoeffding': return Reaches()
+    if rule is None: return Reaches()
+    if rule.method=='threshold': return Reaches([threshold_reach(f'{rule.treatment} - {rule.baseline}', study.spec.eval.n_examples, rule.checkpoints, rule.gap_validates, rule.gap_fails, rule.collapse_drop)])
     return Reaches(reach_of(c.id, study.spec.eval.n_examples, study.weights(c).values(), c.margin, rule.alpha, tuple(c.bounds), len(rule.criteria), c.plausible_effect if plausible is None else plausible, studies=studies) for c in rule.criteria)

@@ -432,7 +432,7 @@ def _sample_fast(engine, snap, requests, results, max_rows, check_every):
     for d,(tokens,logps,stopped) in zip(drafts, decode(engine.fast, [r.prompt for r in requests], drafts, prefill, max_rows, check_every)):
         results[d.prompt].sequences.append(Sequence(tokens, logps, 'stop' if stopped else 'length'))
 
-# %% ../nbs/07a_decode.ipynb #6fde8557
+# %% ../nbs/07a_decode.ipynb #56e27543
 def _sample_some(engine, requests, results, check_every):
     prefills = []
     for idx in _prompt_batches(engine, requests):
@@ -454,7 +454,8 @@ def sample(self:Engine,
     for i,r in enumerate(requests): _check(self, i, r)
     results = [SampleResult(seed=secrets.randbits(63) if r.seed is None else int(r.seed)) for r in requests]
     check_every = check_every or (1 if self.device.type=='cpu' else 8)
-    with self.lock, torch.inference_mode():
+    with self.hold(), torch.inference_mode():
+        snap = self.at_hand(snap)
         fast = [i for i,r in enumerate(requests) if _is_plain(r)] if self.fast else []; self.mount(snap.adapters)
         if fast: _sample_fast(self, snap, [requests[i] for i in fast], [results[i] for i in fast], max_rows, check_every)
         rest = [i for i in range(len(requests)) if i not in set(fast)]

@@ -7,13 +7,12 @@ __all__ = ['LOG_RATIO', 'METRICS', 'Seen', 'Gate', 'Gates', 'against', 'executed
            'truncation_fraction', 'replay_advantages', 'weight_divergence', 'advantage_cosine', 'inverse_mean_cv',
            'executed_group_sizes', 'executed_base_model', 'pilot_mean_reward', 'nonzero_advantage',
            'truncated_everywhere', 'kernel_neighbours', 'neighbours_p10', 'heldout_means', 'last_prompts',
-           'baseline_correlation', 'Pilot', 'read_pilots', 'Evidence', 'measure', 'standing', 'evaluate_gates',
-           'calibration_allowed', 'record_gates', 'read_gates']
+           'baseline_correlation', 'Pilot', 'read_pilots', 'Evidence', 'replayable', 'measure', 'standing',
+           'evaluate_gates', 'calibration_allowed', 'record_gates', 'read_gates']
 
-# %% ../nbs/12_gates.ipynb #c018fdfd
+# %% ../nbs/12_gates.ipynb #cef661bc
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 import numpy as np
 import pandas as pd
@@ -67,7 +66,7 @@ def against(
     wrong = [b for v in values if (b := bad(v))]
     return Gate(metric, seen.value, bound, not wrong, '; '.join([*wrong, seen.what]))
 
-# %% ../nbs/12_gates.ipynb #e20765b1
+# %% ../nbs/12_gates.ipynb #50dbe29d
 def _span(steps, first, last):
     "Rows from step `first` to `last`, and words for them."
     rows = [r for r in steps if first<=r['step']<=last]
@@ -79,8 +78,10 @@ def executed_lag(
     span=None, # (first, last) step that counts; from step `lag` on if left out
 ) -> Seen: # Every lag that occurred
     "Lags of the steps in which the ring was full."
-    first,last = span or (lag, math.inf)
-    rows,covered = _span(steps, max(first, lag), last)
+    first,last = span or (0, math.inf)
+    full = [r for r in steps if r['version']>=lag]
+    rows,covered = _span(full, first, last)
+    if not rows: covered = f'no step{"" if span is None else f" from {first:g} to {last:g}"} with {lag} optimizer updates before it'
     return Seen(sorted({r['lag'] for r in rows}), covered)
 
 # %% ../nbs/12_gates.ipynb #8ba46c08
@@ -280,7 +281,7 @@ def read_pilots(study, runs_dir=None) -> dict: # Arm -> Pilot, for every arm who
         out[a.name] = Pilot(a, read_rows(p/'steps.jsonl'), rollouts.where(rollouts.notna(), None).to_dict('records'), json.loads((p/'manifest.json').read_text(encoding='utf-8')), f'{a.name}/{p.name}')
     return out
 
-# %% ../nbs/12_gates.ipynb #7a282e6e
+# %% ../nbs/12_gates.ipynb #d3517179
 @dataclass(frozen=True)
 class Evidence:
     "What all checks of a study are computed from."
@@ -288,6 +289,7 @@ class Evidence:
     pilots: dict # Arm -> Pilot
     heldout: dict = field(default_factory=dict) # Prompt id -> mean reward of fresh samples
     train_prefix: str = '' # What the id of every training prompt begins with
+    gradients: Seen = Seen(None, 'no gradients were compared') # Cosine of the gradients of two advantages on one batch
 
     def role(self, name) -> Pilot:
         "The pilot of a role; raises LookupError with the reason where there is none."
@@ -304,7 +306,7 @@ class Evidence:
         if not found or (lag is None and want==0): raise LookupError(f'no complete pilot {"at lag 0" if lag==0 else "with a lag"}')
         return found
 
-# %% ../nbs/12_gates.ipynb #5463fd2c
+# %% ../nbs/12_gates.ipynb #87883432
 def _worst(seens, pick):
     "The worst of several arms: a value that is undefined before any other."
     seens = [(a,s) for a,s in seens]
@@ -324,19 +326,24 @@ def _kl(e, span):
     of = lambda p: next((r for r in reference if r.arm.advantage==p.arm.advantage), reference[0])
     return _worst([(f'{p.arm.name} over {of(p).arm.name}', kl_ratio(p.steps, of(p).steps, span)) for p in e.lagged()], min)
 
+def replayable(e:Evidence) -> Pilot:
+    "The pilot whose advantage is compared with the group mean: of the lagged ones first; raises LookupError where there is none."
+    other = [p for p in e.pilots.values() if p.arm.advantage.name!='group_mean' and p.arm.group_size>1 and not estimator(p.arm.advantage.name, **p.arm.advantage.params).needs]
+    if not other: raise LookupError('no pilot has groups and an advantage other than group_mean that the rows can give again')
+    return max(other, key=lambda p: p.arm.lag.updates)
+
 def _divergence(measure):
     def f(e, span):
-        treated = [p for p in e.lagged() if p.arm.advantage.name!='group_mean'] or [p for p in e.pilots.values() if p.arm.advantage.name!='group_mean']
-        if not treated: raise LookupError('no pilot has an advantage other than group_mean')
-        p = treated[0]
+        p = replayable(e)
         a,b = (replay_advantages(p.rollouts, *x) for x in ((p.arm.advantage.name, p.arm.advantage.params), ('group_mean', dict(group_size=p.arm.group_size))))
         s = measure(a, b, [r['completion_tokens'] for r in p.rollouts])
         return Seen(s.value, f'{p.arm.name}: {s.what}')
     return f
 
-# %% ../nbs/12_gates.ipynb #eb7b1962
+# %% ../nbs/12_gates.ipynb #a49693aa
 def _neighbours(e, span):
     p = e.role('treatment')
+    if p.arm.advantage.name!='kernel': raise LookupError(f'{p.arm.name} has no kernel: its advantage is {p.arm.advantage.name}')
     return neighbours_p10(p.rollouts, **{k: p.arm.advantage.params[k] for k in ('window','bandwidth','min_mass')})
 
 METRICS = dict(
@@ -345,6 +352,7 @@ METRICS = dict(
     is_ratio_truncation_fraction_lag4=lambda e, span: _worst([(p.arm.name, truncation_fraction(p.steps, span or (0, math.inf))) for p in e.lagged()], max),
     tailrl_weight_divergence_fraction=_divergence(weight_divergence),
     advantage_cosine=_divergence(advantage_cosine),
+    gradient_cosine=lambda e, span: e.gradients,
     inverse_mean_reward_cv=lambda e, span: _worst([(p.arm.name, inverse_mean_cv(p.rollouts)) for p in e.pilots.values() if p.arm.group_size>1], min),
     executed_base_model=lambda e, span: executed_base_model([p.manifest for p in e.pilots.values()]),
     executed_group_size_treatment=lambda e, span: executed_group_sizes(e.role('treatment').rollouts),

@@ -6,14 +6,15 @@
 __all__ = ['LOSSES', 'REDUCTIONS', 'Loss', 'reduce_losses', 'loss_params', 'token_loss', 'torch_token_loss', 'torch_loss',
            'dry_run', 'GradientMatch', 'same_gradient', 'ratio_stats']
 
-# %% ../nbs/05_losses.ipynb #168b59a8
+# %% ../nbs/05_losses.ipynb #fa8048b5
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 import numpy as np
 from .baselines import bernoulli_kl
+from .outside import Registry
 
-# %% ../nbs/05_losses.ipynb #1f6d4b4e
+# %% ../nbs/05_losses.ipynb #8867fd8e
 @dataclass(frozen=True)
 class Loss:
     "A loss over the counted tokens of one sequence: value and derivative in float64, the torch form, its parameters and its reduction."
@@ -23,7 +24,7 @@ class Loss:
     params: dict # name -> default, the one that Tinker documents or the spec registers; a tuple holds the allowed words, the default first
     reduction: str = 'sum' # A name in `REDUCTIONS`
 
-LOSSES = {}
+LOSSES = Registry()
 
 # %% ../nbs/05_losses.ipynb #4aa3231d
 REDUCTIONS = {

@@ -23,7 +23,7 @@ def request_seed(
     "A seed that differs wherever the parts differ, but for chance collisions of 31-bit numbers."
     return int(np.random.SeedSequence(parts).generate_state(1)[0] >> 1)
 
-# %% ../nbs/11_rollouts.ipynb #f121a50e
+# %% ../nbs/11_rollouts.ipynb #c0dbf67d
 @dataclass(frozen=True)
 class Rollout:
     "One sampled answer with its grade."
@@ -37,6 +37,7 @@ class Rollout:
     reward: float # What the advantage is made of
     prompt_logprob: float|None # Mean log-probability of a prompt token under the sampler, nats; None where nobody asked
     others: tuple|None = field(default=None, compare=False, repr=False) # Other tokens at each sampled position, and their sampler log-probabilities: two [T, K]; None where no loss asks
+    question: str|None = field(default=None, compare=False, repr=False) # What was asked, without the prompt around it
 
 # %% ../nbs/11_rollouts.ipynb #6448fb1f
 def _checked(seq, problem):
@@ -52,7 +53,7 @@ def _prompt_logprob(response, problem):
     if not len(lp) or not np.isfinite(lp).all(): raise ValueError(f'{problem.id}: prompt log-probabilities are missing or not finite')
     return float(lp.mean())
 
-# %% ../nbs/11_rollouts.ipynb #ecd786f5
+# %% ../nbs/11_rollouts.ipynb #9b821b24
 def make_rollouts(
     response, # What the endpoint returned for one prompt
     problem:Problem, # Whose prompt it was
@@ -70,7 +71,7 @@ def make_rollouts(
         tokens,logps = _checked(seq, problem)
         text = tokenizer.decode(list(tokens), skip_special_tokens=True)
         g = grade_item(problem, text, seq.stop_reason, grader)
-        out.append(Rollout(problem.id, tuple(prompt_tokens), tokens, logps, seq.stop_reason, text, g, reward_of(reward)(problem, text, g), plp))
+        out.append(Rollout(problem.id, tuple(prompt_tokens), tokens, logps, seq.stop_reason, text, g, reward_of(reward)(problem, text, g), plp, question=problem.question))
     return out
 
 # %% ../nbs/11_rollouts.ipynb #a2fcfd6b

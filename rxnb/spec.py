@@ -6,7 +6,7 @@
 __all__ = ['CLOSED', 'EXECUTED', 'Study', 'spec_names', 'load_spec', 'default_runs_dir', 'study_dir', 'changed', 'lineage',
            'in_force', 'seal', 'relaxations', 'has_rows', 'calibration_changes', 'is_calibration', 'amend', 'same_run']
 
-# %% ../nbs/00_spec.ipynb #2db4d839
+# %% ../nbs/00_spec.ipynb #67430721
 import copy, importlib.metadata, json, os, platform, re, tempfile, time
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 import rxnb
 from .fields import Arm, Budget, Curve, DecisionRule, Eval, Lag, Method, Optimizer, PairedHoeffding, Part, Prompt, Sampling, Spec, Task, Threshold, canonical_json, explain, sha256_of
 from .findings import Finding, find, resolve_weights, warn
+from .outside import require_sources, sources
 from .registered import coerce_gates, is_registered, read_registered, unwrap
 
 # %% ../nbs/00_spec.ipynb #b63106e4
@@ -193,7 +194,7 @@ def _amendments(folder):
     path = folder/'amendments.jsonl'
     return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()] if path.exists() else []
 
-# %% ../nbs/00_spec.ipynb #f761917e
+# %% ../nbs/00_spec.ipynb #847ad457
 def in_force(
     study:Study, # As loaded
     runs_dir=None, # Folder of all studies
@@ -209,17 +210,19 @@ def seal(
     study:Study, # What is registered
     runs_dir=None, # Folder of all studies
 ) -> dict: # What stands in sealed.json
-    "Write sealed.json, or find that it is there already; raises ValueError naming both hashes where another study was sealed, or this one was amended since."
+    "Write sealed.json, or find that it is there already; raises ValueError naming both hashes where another study was sealed, or this one was amended since, or a method outside the package that has changed."
     folder,head = study_dir(study, runs_dir),in_force(study, runs_dir)
     if head.sha256!=study.sha256: raise ValueError(f'{study.name} was amended: {head.sha256} is in force, not {study.sha256}')
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder/'sealed.json').exists():
-        record = dict(study=study.name, sha256=study.sha256, time_utc=_now(), versions=_versions(), spec=study.raw)
+        record = dict(study=study.name, sha256=study.sha256, time_utc=_now(), versions=_versions(), spec=study.raw, **({'sources': s} if (s := sources(study.raw)) else {}))
         with tempfile.NamedTemporaryFile('w', dir=folder, suffix='.part', delete=False, encoding='utf-8') as f: json.dump(record, f, indent=1, ensure_ascii=False, allow_nan=False); f.flush(); os.fsync(f.fileno())
         try: os.link(f.name, folder/'sealed.json') # fails where another process was first
         except FileExistsError: return seal(study, runs_dir)
         finally: os.unlink(f.name)
-    return json.loads((folder/'sealed.json').read_text(encoding='utf-8'))
+    sealed = json.loads((folder/'sealed.json').read_text(encoding='utf-8'))
+    require_sources(study.raw, sealed.get('sources', {}))
+    return sealed
 
 # %% ../nbs/00_spec.ipynb #c6f63fa2
 def _looser(name, old, new, up=None):
@@ -355,7 +358,7 @@ def amend(
     return new
 
 # %% ../nbs/00_spec.ipynb #9e21b6a4
-EXECUTED = ('base_model','task','prompt','grader','batch_size','lora_rank','max_seq_len','optimizer','sampling')
+EXECUTED = ('base_model','task','prompt','grader','batch_size','lora_rank','max_seq_len','optimizer','sampling','weights','warm_start')
 
 def same_run(
     a:dict, # A spec

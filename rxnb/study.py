@@ -163,7 +163,7 @@ def _attempt(recipe, stage, service, runs_dir, lock, kept, every, items, curve):
     tell(state='succeeded', step=facts['steps'])
     return result
 
-# %% ../nbs/18_study.ipynb #dd0a41ec
+# %% ../nbs/18_study.ipynb #66e4e2bb
 def execute(
     study:Study, # What is registered
     arm:str, # Name of an arm
@@ -180,7 +180,7 @@ def execute(
     if done := completed(study, arm, runs_dir, stage): return done[1]
     if full: require_ready(study, runs_dir)
     if endpoint(base_url) is None: check_weights(study)
-    service = connect(base_url, study.spec.base_model, kept := study_dir(study, runs_dir)/arm/'.checkpoints')
+    service = connect(base_url, study.spec.base_model, keep_in=(kept := study_dir(study, runs_dir)/arm/'.checkpoints'))
     lock = lock_arm(study, arm, runs_dir)
     try: return done[1] if (done := completed(study, arm, runs_dir, stage)) else _attempt(recipe, stage, service, runs_dir, lock, kept, every, items, curve) # done by the process that had the lock
     finally: lock.release(force=True)

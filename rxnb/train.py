@@ -43,9 +43,10 @@ class Recipe:
         P = self.arm.groups_per_batch
         return [self.problems[i] for i in draw(self.order, step*P, P)]
 
-# %% ../nbs/14_train.ipynb #170e1635
+# %% ../nbs/14_train.ipynb #bb0d164f
 STAGES = ('full', 'pilot')
 SIDES = dict(features=lambda rollouts, critic: rollout_features(rollouts),
+             questions=lambda rollouts, critic: [r.question for r in rollouts],
              value=lambda rollouts, critic: critic.predict([r.prompt_tokens for r in rollouts]), # side data by the name that an estimator needs
              divergence=lambda rollouts, critic: [None]*len(rollouts)) # no prompt comes twice in a run, so none has a last reply to diverge from
 

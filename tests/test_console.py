@@ -1,0 +1,38 @@
+"`rxnb study run` in a process of its own, from a spec on the disk to the report."
+import configparser, importlib, json, subprocess, sys
+from pathlib import Path
+import pytest
+from rxnb.spec import load_spec
+
+root = Path(__file__).parents[1]
+
+def small(folder, **changes):
+    "Two arms, two steps, 32 items."
+    raw = json.loads(json.dumps(load_spec('gs1_tiny').raw))
+    raw.update(name='small', arms=raw['arms'][:2], steps=2, curve=None, **changes)
+    raw['eval']['n_examples'] = 32
+    (folder/'small.json').write_text(json.dumps(raw))
+    return folder/'small.json'
+
+def rxnb(*argv, cwd):
+    return subprocess.run([sys.executable, '-m', 'rxnb.console', 'study', *argv], cwd=cwd, capture_output=True, text=True, timeout=500)
+
+def test_run_ends_with_a_report(tmp_path):
+    spec = small(tmp_path)
+    r = rxnb('run', str(spec), '--runs-dir', 'runs', cwd=tmp_path)
+    assert r.returncode==0, r.stdout+r.stderr
+    page = tmp_path/'runs/small/report.html'
+    assert 'inconclusive: gs1_kernel − grpo_gs8' in r.stdout and 'gs1_kernel' in r.stdout and page.exists()
+    assert json.loads((tmp_path/'runs/small/decision.json').read_text())['n']==32
+
+def test_a_run_that_fails_says_so(tmp_path):
+    spec = small(tmp_path, base_model='no_such_model')
+    r = rxnb('run', str(spec), '--runs-dir', 'runs', cwd=tmp_path)
+    assert r.returncode not in (0,2) and 'no_such_model' in r.stdout and 'console.log' in r.stdout
+
+def test_the_script_is_declared():
+    "What pip makes `rxnb` of is there."
+    ini = configparser.ConfigParser(delimiters=['=']); ini.read(root/'settings.ini')
+    name,_,place = ini['DEFAULT']['console_scripts'].partition('=')
+    module,function = place.split(':')
+    assert name.strip()=='rxnb' and callable(getattr(importlib.import_module(module.strip()), function))
