@@ -6,14 +6,14 @@
 __all__ = ['LOCAL_KEY', 'TESTED_SDK', 'shown', 'probe', 'embedded', 'api_key', 'served_models', 'endpoint', 'connect', 'resolve',
            'describe', 'Check', 'Checks', 'check_endpoint']
 
-# %% ../nbs/09_connect.ipynb #03bbdf79
+# %% ../nbs/09_connect.ipynb #7d71ec84
 import atexit, os, threading, urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from .serve import Server, _is_loopback, find_model, serve, split_devices
+from .serve import Server, _is_loopback, find_model, serve
 
 # %% ../nbs/09_connect.ipynb #e413f4b9
 def shown(url:str) -> str:
@@ -45,20 +45,18 @@ def probe(
     if isinstance(r, Exception): raise ConnectionError(f'no answer from {shown(base_url)}: GET {shown(url)} failed with {type(r).__name__}: {r}') from r
     return r.status_code
 
-# %% ../nbs/09_connect.ipynb #c18663eb
+# %% ../nbs/09_connect.ipynb #60eb4862
 _servers,_lock = {},threading.Lock()
 
 def embedded(
     base_model,            # packaged name, folder, or hub id
-    device:str=None,       # what trains; None: $RXNB_DEVICE, or 'auto'
-    sample_devices=None,   # what samples; None: $RXNB_SAMPLE_DEVICES, names with commas, or what trains
+    device:str='auto',     # used when the server is started
 ) -> Server:
-    "The embedded server of this process for a base model, started if there is none; the devices count when it starts."
+    "The embedded server of this process for a base model, started if there is none."
     key = os.getpid(),find_model(base_model)[1]
     with _lock:
         if key not in _servers or not _servers[key].alive:
-            others = split_devices(os.environ.get('RXNB_SAMPLE_DEVICES', '')) if sample_devices is None else tuple(sample_devices)
-            _servers[key] = serve(base_model, device=device or os.environ.get('RXNB_DEVICE') or 'auto', sample_devices=others, checkpoint_dir=os.environ.get('RXNB_CHECKPOINT_DIR'))
+            _servers[key] = serve(base_model, device=device)
             atexit.register(_servers[key].close)
         return _servers[key]
 
@@ -114,7 +112,7 @@ def _same_model(a, b):
     try: return find_model(a)[1]==find_model(b)[1]
     except ValueError: return False  # one of them is no model on this machine
 
-# %% ../nbs/09_connect.ipynb #05887507
+# %% ../nbs/09_connect.ipynb #44f39e35
 def endpoint(
     base_url:str=None,    # where; None: $TINKER_BASE_URL
 ) -> str | None:
@@ -127,15 +125,13 @@ def endpoint(
 def connect(
     base_url:str=None,    # where; None: $TINKER_BASE_URL, else the embedded backend
     base_model=None,      # the model that will be asked for; needed for the embedded backend
-    device:str=None,      # of the embedded backend, see `embedded`
-    sample_devices=None,  # likewise
     keep_in=None,         # folder in which the embedded backend keeps this client's checkpoints; None: in memory only
 ):                        # `tinker.ServiceClient`
     "A client of the chosen endpoint. Raises `ConnectionError` within ten seconds if nobody answers, `ValueError` for a missing key or model."
     url = endpoint(base_url)
     if url is None:
         if base_model is None: raise ValueError('neither base_url nor TINKER_BASE_URL is set: the embedded backend needs a base_model')
-        url = embedded(base_model, device, sample_devices).base_url
+        url = embedded(base_model).base_url
     if _is_local(url): _past_proxies()
     probe(url)
     key = api_key(url)
