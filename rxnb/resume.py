@@ -210,7 +210,7 @@ def take_along(
         if some: append_rows(Path(to)/f'{name}.jsonl', some)
     write_json(Path(to)/STATE, asdict(state))
 
-# %% ../nbs/13a_resume.ipynb #b04750a1
+# %% ../nbs/13a_resume.ipynb #beac7874
 class LostCheckpoint(RuntimeError):
     "A checkpoint that a state names and the endpoint does not have."
 
@@ -231,6 +231,7 @@ def reopen(
             if path==state.training: client = resolve(service.create_training_client_from_state_with_optimizer(path))
             elif path!=state.critic: resolve(service.create_sampling_client(model_path=path))
         except (tinker.NotFoundError, tinker.BadRequestError, tinker.RequestFailedError) as e: raise _lost(folder, state, path, e) from None
+    remove(service, [p for p in expiries(service, state.training) if p not in state.paths]) # made by the process that died, and named by nothing
     return client
 
 def restore(
