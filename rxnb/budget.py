@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from .records import STAGES, read_rows, study_dir
 
-# %% ../nbs/10b_budget.ipynb #a42dfe94
+# %% ../nbs/10b_budget.ipynb #909e11c5
 def _seconds(folder, manifest):
     "Wall seconds of an attempt that may have been killed."
-    if (f := folder/'result.json').exists(): return json.loads(f.read_text(encoding='utf-8'))['finished_s']-manifest['started_s']
-    rows = [r for name in ('steps','eval') if (f := folder/f'{name}.jsonl').exists() for r in read_rows(f)]
-    return max([r['time_s'] for r in rows], default=manifest['started_s'])-manifest['started_s']
+    result = json.loads(f.read_text(encoding='utf-8')) if (f := folder/'result.json').exists() else {}
+    if 'wall_s' in result: return result['wall_s'] # of a clock that nobody sets
+    rows = [r['time_s'] for name in ('steps','eval','curve','checkpoints') if (f := folder/f'{name}.jsonl').exists() for r in read_rows(f)]
+    return max(0., max([*rows, result.get('finished_s', 0.)])-manifest['started_s']) # rows of an earlier attempt are older than this one
 
 def spent(
     study, # A Study
@@ -35,7 +36,7 @@ def spent(
         out[a.name] = dict(wall_s=wall, gpu_h=gpu)
     return out
 
-# %% ../nbs/10b_budget.ipynb #f1a3c671
+# %% ../nbs/10b_budget.ipynb #4c845c4c
 class OverBudget(RuntimeError):
     "A run that stopped because its study has spent what it may."
 
@@ -54,6 +55,8 @@ class Meter:
     def wall_s(self) -> float: return self.clock()-self.began
     @property
     def gpu_h(self) -> float: return self.wall_s*self.gpus/3600
+    @property
+    def minutes_left(self) -> float: return self.max_wall_minutes-(self.wall_before_s+self.wall_s)/60 # Of the wall clock
     def check(self):
         "Raise OverBudget with both numbers where a limit is crossed."
         minutes,hours = (self.wall_before_s+self.wall_s)/60, self.gpu_before_h+self.gpu_h

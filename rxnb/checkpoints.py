@@ -28,22 +28,43 @@ class Checkpoint:
     @property
     def parts(self) -> tuple: return tuple(self.path.removeprefix('tinker://').split('/'))  # model, kind, name
 
-# %% ../nbs/07d_checkpoints.ipynb #a6eb6ce0
+# %% ../nbs/07d_checkpoints.ipynb #f36bbd37
 class Store:
     "The checkpoints of a server: `{path: (Checkpoint, tensors or None, snapshot or None)}`, the tensors in files if there is a folder."
     def __init__(self,
         folder=None,   # where to keep checkpoints; None: in memory only
     ):
-        self.folder,self.all = Path(folder) if folder else None,{}
-        for f in sorted(self.folder.glob('*/*/*.safetensors')) if self.folder else []:
+        self.folder,self.all,self._folders,self._at = None,{},{},{}
+        if folder: self.folder = self.read(folder)
+
+    def read(self, folder) -> Path:
+        "Take in the checkpoints of a folder that are not known yet."
+        folder = Path(folder).resolve()
+        for f in sorted(folder.glob('*/*/*.safetensors')):
             if (ck := _described(f)) is None: continue
-            if self.file(ck)==f: self.all[ck.path] = ck,None,None
-            else: raise ValueError(f'{f} is the checkpoint {ck.path}, which belongs in {self.file(ck)}')
+            if folder/_below(ck)!=f: raise ValueError(f'{f} is the checkpoint {ck.path}, which belongs in {folder/_below(ck)}')
+            if ck.path not in self.all: self.all[ck.path],self._at[ck.path] = (ck,None,None),folder
+        return folder
+
+    def keep_in(self,
+        session:str,   # id of a session
+        folder,        # where its checkpoints are kept from now on
+    ):
+        "Keep the checkpoints of one session in a folder of its own, and find those that lie there."
+        self._folders[session] = self.read(folder)
+
+    def keeps(self, ck:Checkpoint) -> Path | None:
+        "The folder that keeps a checkpoint, or None."
+        return self._at.get(ck.path) or self._folders.get(ck.parts[0].split(':')[0], self.folder)
 
     def file(self, ck:Checkpoint) -> Path:
         "Where the tensors of a checkpoint lie."
-        model,kind,name = ck.parts
-        return self.folder/model.replace(':', '_')/kind/f'{name}.safetensors'
+        return self.keeps(ck)/_below(ck)
+
+# %% ../nbs/07d_checkpoints.ipynb #25c6c2ef
+def _below(ck):
+    model,kind,name = ck.parts
+    return Path(model.replace(':', '_'), kind, f'{name}.safetensors')
 
 def _described(f) -> Checkpoint | None:
     from safetensors import SafetensorError, safe_open
@@ -54,7 +75,7 @@ def _described(f) -> Checkpoint | None:
     if d is None: raise ValueError(f'{f} is no checkpoint of rxnb: move it out of the checkpoint folder')
     return Checkpoint(**d)
 
-# %% ../nbs/07d_checkpoints.ipynb #a7dfe2ae
+# %% ../nbs/07d_checkpoints.ipynb #a8925992
 @patch
 def _write(self:Store, ck, tensors):
     from safetensors.torch import save_file
@@ -72,13 +93,13 @@ def add(self:Store,
     model,kind,name = ck.parts; check_name(name)
     if self.find(ck.path) is not None and not (overwrite and kind=='weights'):
         raise ValueError(f'{ck.path} exists' + (': save it with overwrite=True to replace it' if kind=='weights' else ': samplers and exports never change, choose another name'))
-    if self.folder:
+    if self.keeps(ck):
         self._write(ck, tensors)
         tensors = None
     elif snapshot is not None: tensors = None
     self.all[ck.path] = ck,tensors,snapshot
 
-# %% ../nbs/07d_checkpoints.ipynb #b68cb433
+# %% ../nbs/07d_checkpoints.ipynb #7e1e9125
 @patch
 def find(self:Store, path:str) -> Checkpoint | None:
     "The checkpoint at a path, or None; one whose time is over goes now."
@@ -109,7 +130,7 @@ def living(self:Store,
 def set_expiry(self:Store, ck:Checkpoint, expires:float|None):
     "Give a checkpoint another time to live, in the header of its file too."
     _,tensors,snap = self.all[ck.path]; new = replace(ck, expires=expires)
-    if self.folder: self._write(new, self.tensors(ck))
+    if self.keeps(ck): self._write(new, self.tensors(ck))
     self.all[ck.path] = new,tensors,snap
 
 @patch
@@ -117,7 +138,8 @@ def delete(self:Store, path:str):
     "Forget a checkpoint and remove its file. Raises `Refused` (404) if there is none."
     if path not in self.all: raise Refused(404, f'there is no checkpoint {path} on this server')
     ck = self.all.pop(path)[0]
-    if self.folder: self.file(ck).unlink(missing_ok=True)
+    if self.keeps(ck): self.file(ck).unlink(missing_ok=True)
+    self._at.pop(path, None)
 
 # %% ../nbs/07d_checkpoints.ipynb #b74df784
 @patch

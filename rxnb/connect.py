@@ -159,7 +159,7 @@ def say_waiting():
     waiting.level = sdk.getEffectiveLevel()
     sdk.setLevel(logging.DEBUG); sdk.addFilter(waiting)
 
-# %% ../nbs/09_connect.ipynb #c8058e67
+# %% ../nbs/09_connect.ipynb #ffcc2cc6
 def endpoint(
     base_url:str=None,    # where; None: $TINKER_BASE_URL
 ) -> str | None:
@@ -174,6 +174,8 @@ def connect(
     base_model=None,      # the model that will be asked for; needed for the embedded backend
     device:str=None,      # of the embedded backend, see `embedded`
     sample_devices=None,  # likewise
+    keep_in=None,         # folder in which the embedded backend keeps this client's checkpoints; None: in memory only
+    known=(),             # other folders whose checkpoints the embedded backend finds
 ):                        # `tinker.ServiceClient`
     "A client of the chosen endpoint. Raises `ConnectionError` within ten seconds if nobody answers, `ValueError` for a missing key or model."
     url = endpoint(base_url)
@@ -189,6 +191,9 @@ def connect(
     service = tinker.ServiceClient(base_url=url, api_key=key)
     if url in _embedded_urls():
         with _environ(TINKER_TELEMETRY='0'): service.holder  # the session starts here, and only its start reads the variable
+        store = next(s for (pid,_),s in _servers.items() if pid==os.getpid() and s.base_url==url).app.store
+        if keep_in: store.keep_in(service.holder._session_id, keep_in)
+        for folder in known: store.read(folder)
     return service
 
 # %% ../nbs/09_connect.ipynb #dba926d7

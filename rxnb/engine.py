@@ -734,4 +734,5 @@ def load_state_dict(self:Engine,
         if site not in self.sites: raise ValueError(f'{n}: {self.path!r} has no such layer to adapt')
         d_out, d_in = self.sites[site][0].weight.shape
         if tuple(x.shape)!=((r,d_in) if ab=='lora_A' else (d_out,r)): raise ValueError(f'{n}: shape {tuple(x.shape)} does not fit {self.path!r}')
-    return Lora(r, int(state['meta.seed']), P, None, int(state['meta.step']), m, v)
+    ordered = {n:P[n] for s in self.sites for n in (f'{s}.lora_A', f'{s}.lora_B') if n in P} # as in a new one: the norm of the gradient is a sum, and its last bit depends on the order
+    return Lora(r, int(state['meta.seed']), ordered, None, int(state['meta.step']), m, v)

@@ -12,7 +12,7 @@ from .grading import grade_item, grader_id
 from .spec import Prompt
 from .tasks import render
 
-# %% ../nbs/15_evaluate.ipynb #8053af6c
+# %% ../nbs/15_evaluate.ipynb #dd00da25
 IN_FLIGHT = 256 # items asked at once; the last batch is smaller
 
 def _row(problem, response, tokenizer, grader):
@@ -24,6 +24,8 @@ def _row(problem, response, tokenizer, grader):
     return dict(item_id=problem.id, correct=int(g.correct), extracted=g.extracted, gold=problem.gold, reason=g.reason, stop_reason=seq.stop_reason,
                 completion_tokens=len(seq.tokens), text=text, question=problem.question, grader=grader_id(grader))
 
+def _done(f): return (f.future() if hasattr(f, 'future') else f).done()
+
 def greedy_rows(
     sampler, # A tinker SamplingClient
     tokenizer, # Of the endpoint's model
@@ -32,13 +34,17 @@ def greedy_rows(
     max_tokens:int, # For the answer
     grader:str, # Name of the grader in the spec
 ) -> Iterator: # Batches of rows, in the order of the items
-    "Decode greedily and grade, `IN_FLIGHT` items at a time, so that rows can be written while the rest is running; raises GradingError naming the item whose grader raises."
+    "Decode greedily and grade, `IN_FLIGHT` items at a time; rows come as soon as they and all before them are there, so that they can be written while the rest is running; raises GradingError naming the item whose grader raises."
     from tinker import types
     params = types.SamplingParams(max_tokens=max_tokens, temperature=0., seed=0)
     for i in range(0, len(problems), IN_FLIGHT):
         batch = problems[i:i+IN_FLIGHT]
         futures = [sampler.sample(prompt=types.ModelInput.from_ints(render(tokenizer, p.question, prompt)), num_samples=1, sampling_params=params) for p in batch]
-        yield [_row(p, f.result(), tokenizer, grader) for p,f in zip(batch, futures)]
+        rows = []
+        for p,f in zip(batch, futures):
+            if rows and not _done(f): yield rows; rows = []
+            rows.append(_row(p, f.result(), tokenizer, grader))
+        yield rows
 
 # %% ../nbs/15_evaluate.ipynb #3338f46f
 def flip_rate(

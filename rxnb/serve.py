@@ -455,7 +455,7 @@ def optim_step(app, q):
         return answer(dict(metrics=m.backend.engine.optim_step(m.lora, AdamConfig(**{k: want(p, k, float) for k in ADAM}))))
     return app.operate(m, b.get('seq_id'), digest(b), run)
 
-# %% ../nbs/08_serve.ipynb #533b1263
+# %% ../nbs/08_serve.ipynb #f6dc86d4
 def _checkpoint(m, kind, b):
     return Checkpoint(f'tinker://{m.id}/{kind}/{check_name(b.get("path"))}', m.backend.name, dict(m.config), time.time(), _expiry(b), want(b, 'user_metadata', dict, None))
 
@@ -480,7 +480,7 @@ def save_weights_for_sampler(app, q):
         if b.get('kind', 'snapshot')!='snapshot': raise ValueError(f'a sampler of kind {b["kind"]!r} is not offered by this server: its weights would change while it samples; use a snapshot')
         if b.get('path') is None: return answer(dict(sampling_session_id=app.unnamed(m, want(b, 'sampling_session_seq_id', int)), type='save_weights_for_sampler'))
         ck = _checkpoint(m, 'sampler_weights', b)
-        tensors = m.backend.engine.state_dict(m.lora, optimizer=False) if app.store.folder else None
+        tensors = m.backend.engine.state_dict(m.lora, optimizer=False) if app.store.keeps(ck) else None
         app.store.add(ck, tensors, m.backend.engine.snapshot(m.lora))
         return answer(dict(path=ck.path, type='save_weights_for_sampler'))
     return app.operate(m, b.get('seq_id'), digest(b), run)
@@ -586,7 +586,7 @@ def get_session(app, q, i):
     app.session(i); mine = lambda d: [k for k in d if k.startswith(f'{i}:')]
     return dict(training_run_ids=mine(app.models), sampler_ids=mine(app.samplers), **app.about[i])
 
-# %% ../nbs/08_serve.ipynb #1f28c0d7
+# %% ../nbs/08_serve.ipynb #b2f74734
 _CHECKPOINT = 'training_runs/([^/]+)/checkpoints/((?:sampler_|external_)?weights)/([^/]+)'
 
 @route('DELETE', _CHECKPOINT)
@@ -609,7 +609,7 @@ async def copy_weights(app, q):
         if new in app.models: raise Refused(409, f'{new} is another model')
         _,tensors,snap = app.store.all[source]
         copy = replace(ck, path=f'tinker://{new}/{kind}/{ck.parts[2]}', made=time.time(), expires=_expiry(b))
-        await asyncio.to_thread(app.store.add, copy, app.store.tensors(ck) if app.store.folder else tensors, snap)
+        await asyncio.to_thread(app.store.add, copy, app.store.tensors(ck) if app.store.keeps(ck) else tensors, snap)
         app.copies[key] = copy.path
     return dict(tinker_path=app.copies[key])
 

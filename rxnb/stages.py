@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['registered_arms', 'check_path', 'run_preflights', 'gradient_cosine', 'run_pilot', 'run_feasibility']
 
-# %% ../nbs/18a_stages.ipynb #bd22a947
+# %% ../nbs/18a_stages.ipynb #a844c879
 import json, time
 from functools import partial
 from itertools import chain
@@ -23,7 +23,7 @@ from .spec import amend, calibration_changes, in_force
 from .study import execute
 from .tasks import draw, load_task, prompt_order
 from .train import _adam, submit_loss, trainer_logps
-from .warm import open_client
+from .warm import known_checkpoints, open_client
 
 # %% ../nbs/18a_stages.ipynb #e09db1ec
 def registered_arms(study) -> list: # Of the spec
@@ -69,7 +69,7 @@ def check_path(
         if off := switched_off(m.name, m.params): results.append(off_equals_baseline(client, submit_loss, columns, off, m.name, t.baseline_loss.model_dump(), t.baseline_gradient.model_dump(), trainer_logps))
     return Result(f'correctness/{path.id}', tuple(Line(f'{r.name.split("/", 1)[1]}: {l.what}', l.value, l.limit, l.passed, l.note) for r in results for l in r.lines))
 
-# %% ../nbs/18a_stages.ipynb #b29bd652
+# %% ../nbs/18a_stages.ipynb #ee94793b
 def _plain_loss(study):
     "A loss of the study that is a sum over sampled tokens, else importance sampling."
     plain = (a.loss for a in registered_arms(study) if LOSSES[a.loss.name].reduction=='sum' and 'auxiliary' not in LOSSES[a.loss.name].params)
@@ -101,14 +101,14 @@ def run_preflights(
     seen = standing_preflights(study, runs_dir)
     names = [n for n in wanted_preflights(study.spec) if n!='feasibility']
     todo,out = [n for n in names if not seen.get(n, {}).get('passed')],[]
-    service,problems = (connect(base_url, study.spec.base_model), _training_problems(study, 8, data_dir)) if todo else (None, None)
+    service,problems = (connect(base_url, study.spec.base_model, known=known_checkpoints(study, runs_dir)), _training_problems(study, 8, data_dir)) if todo else (None, None)
     for n in names:
         if n not in todo: out.append(Result(n, tuple(Line(**l) for l in seen[n]['lines']))); continue
         out.append(_preflight(study, n, service, problems, data_dir, runs_dir))
         record_preflight(study, out[-1], runs_dir)
     return out
 
-# %% ../nbs/18a_stages.ipynb #3b9be71a
+# %% ../nbs/18a_stages.ipynb #931d5aad
 def gradient_cosine(
     study, # A Study
     pilots:dict, # Arm -> Pilot
@@ -119,7 +119,7 @@ def gradient_cosine(
     "Cosine between the gradients of an advantage and of the group mean, on one step's fresh rollouts of training prompts at the initial weights."
     try: a = replayable(Evidence({}, pilots)).arm
     except LookupError as e: return Seen(None, str(e)) # what the check is to report
-    s,service = study.spec,connect(base_url, study.spec.base_model)
+    s,service = study.spec,connect(base_url, study.spec.base_model, known=known_checkpoints(study, runs_dir))
     client = open_client(study, a, service, runs_dir)
     sampler = resolve(client.save_weights_and_get_sampling_client(name=f'cosine-{time.time_ns()}'))
     rollouts = sample_rollouts(sampler, client.get_tokenizer(), _training_problems(study, a.groups_per_batch, data_dir), s.prompt, s.sampling, a.group_size, s.max_seq_len, (a.seed, 0), grader=s.grader, reward=s.task.reward)
@@ -130,13 +130,13 @@ def gradient_cosine(
     n = compare_gradients(client, of(own), of(base), of(-base))
     return Seen(n.cosine, f'{a.name}: {len(rollouts)} rollouts, norms {n.first:.4g} and {n.second:.4g}') if n else Seen(None, 'the endpoint reports no gradient norm')
 
-# %% ../nbs/18a_stages.ipynb #f623ba7a
+# %% ../nbs/18a_stages.ipynb #a3addbd4
 def _evidence(study, runs_dir, base_url, data_dir):
     "Rows of the pilots, and held-out samples where a check asks for them."
     s,pilots = study.spec,read_pilots(study, runs_dir)
     heldout,t = {},s.roles.get('treatment')
     if any(c.metric=='baseline_reward_corr' for c in study.gates) and t in pilots:
-        service,a = connect(base_url, s.base_model), study.arm(t)
+        service,a = connect(base_url, s.base_model, known=known_checkpoints(study, runs_dir)), study.arm(t)
         wanted,problems = last_prompts(pilots[t].rollouts), {p.id: p for p in load_task(s.task.name, s.task.train_split, data_dir)}
         sampler = resolve(service.create_sampling_client(model_path=completed(study, t, runs_dir, 'pilot')[1]['sampler_path']))
         heldout = heldout_means(sampler, open_client(study, a, service, runs_dir).get_tokenizer(), [problems[k] for k in wanted], s, seed=a.seed)
@@ -171,7 +171,7 @@ def run_pilot(
     study = amend(study, calibration_changes(study, cal.values[1]), f'registered calibration: {why}', runs_dir)
     return _pilot(study, runs_dir, base_url, data_dir, cal.max_wall_minutes, calibration=why)
 
-# %% ../nbs/18a_stages.ipynb #77190b1a
+# %% ../nbs/18a_stages.ipynb #00f3761e
 def run_feasibility(
     study, # A Study
     runs_dir=None, # Folder of all studies
@@ -189,7 +189,7 @@ def run_feasibility(
         folder,result = done
         manifest = json.loads((folder/'manifest.json').read_text(encoding='utf-8'))
         if eval_s is None:
-            service = connect(base_url, s.base_model)
+            service = connect(base_url, s.base_model, known=known_checkpoints(study, runs_dir))
             sampler = resolve(service.create_sampling_client(model_path=result['sampler_path']))
             rows = partial(greedy_rows, sampler, open_client(study, a, service, runs_dir).get_tokenizer(), prompt=s.prompt, max_tokens=s.eval.max_tokens, grader=s.grader)
             eval_s = time_evaluation(rows, _training_problems(study, timed, data_dir), s.eval.n_examples)

@@ -6,8 +6,8 @@
 __all__ = ['KEPT', 'KEPT_ROLLOUTS', 'BESIDE', 'held_out', 'execute', 'collect', 'Waiting', 'decide', 'notebook', 'only_declared',
            'run_arm', 'run_study', 'keep']
 
-# %% ../nbs/18_study.ipynb #9a9538f1
-import ast, json, shutil, sys, tempfile
+# %% ../nbs/18_study.ipynb #13d19f56
+import ast, json, shutil, sys, tempfile, time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 import pandas as pd
@@ -19,12 +19,13 @@ from .evaluate import greedy_rows, summarise
 from .grading import check_task, grader_id
 from .preflight import require_ready
 from .processes import device_names, side_by_side
-from .records import attempts, completed, open_attempt, read_rows, row_line, study_dir, write_json
+from .records import COMPLETE, attempts, completed, is_running, lock_arm, open_attempt, read_rows, row_line, study_dir, write_json
+from .resume import Keeper, Stop, Stopped, checkpoint_every, close_dead, last_state, reopen, take_along
 from .spec import Study, in_force, load_spec, seal
-from .status import update_status
+from .status import read_status, update_status
 from .tasks import load_task
 from .train import prepare, progress_line, train
-from .warm import check_weights, open_client, read_warm_start
+from .warm import check_weights, known_checkpoints, open_client, read_warm_start
 
 # %% ../nbs/18_study.ipynb #02800b04
 def held_out(
@@ -40,26 +41,31 @@ def held_out(
     check_task(problems[:part.n_examples], study.spec.prompt, study.spec.grader)
     return problems[:part.n_examples]
 
-# %% ../nbs/18_study.ipynb #32620ea2
-def _draw_curve(recipe, attempt, tokenizer, items):
+# %% ../nbs/18_study.ipynb #f04eae9c
+def _grade(recipe, attempt, name, sampler, tokenizer, items, halt, step=None):
+    "Grade the items that have no row yet, and write a row each; raises what `halt` returns while some are left."
+    s,columns = recipe.study.spec, ('item_id','correct','stop_reason','completion_tokens')
+    mine = lambda: [r for r in attempt.rows(name) if step is None or r['step']==step]
+    done = {r['item_id'] for r in mine()}
+    for rows in greedy_rows(sampler, tokenizer, [p for p in items if p.id not in done], s.prompt, s.eval.max_tokens, s.grader):
+        attempt.append(name, rows if step is None else [dict(step=step, **{k: r[k] for k in columns}) for r in rows])
+        done |= {r['item_id'] for r in rows}
+        if len(done)<len(items) and (e := halt()): raise e
+    return mine()
+
+def _draw_curve(recipe, attempt, tokenizer, items, halt):
     "A callback that grades the held-out items at the registered steps, or None where no curve is registered."
     s = recipe.study.spec
-    if not items: return None
-    def at(step, sampler):
-        if step%s.curve.every and step!=recipe.steps: return
-        for rows in greedy_rows(sampler, tokenizer, items, s.prompt, s.eval.max_tokens, s.grader):
-            attempt.append('curve', [dict(step=step, **{k: r[k] for k in ('item_id','correct','stop_reason','completion_tokens')}) for r in rows])
-    return at
+    due = lambda step: step%s.curve.every==0 or step==recipe.steps
+    return (lambda step, sampler: due(step) and _grade(recipe, attempt, 'curve', sampler, tokenizer, items, halt, step)) if items else None
 
-def _evaluate(recipe, attempt, sampler, tokenizer, items):
-    "Grade the items of the decision with the last checkpoint, one row each."
-    s,rows = recipe.study.spec, []
-    for batch in greedy_rows(sampler, tokenizer, items, s.prompt, s.eval.max_tokens, s.grader):
-        attempt.append('eval', batch)
-        rows += batch
-    return summarise(rows)
+def _evaluate(recipe, attempt, sampler, tokenizer, items, halt):
+    "Grade the items of the decision with the last checkpoint, one row each; raises ValueError where some were graded by another grader."
+    mine = grader_id(recipe.study.spec.grader)
+    if other := {r['grader'] for r in attempt.rows('eval')}-{mine}: raise ValueError(f'{attempt.path/"eval.jsonl"}: items graded by {", ".join(other)} are not mixed with items graded by {mine}; give the attempt up, or grade the stored texts with one grader')
+    return summarise(_grade(recipe, attempt, 'eval', sampler, tokenizer, items, halt))
 
-# %% ../nbs/18_study.ipynb #d3e85f13
+# %% ../nbs/18_study.ipynb #98ced375
 def _manifest(recipe, service, client, warm):
     "What was executed: endpoint, base model, method, seeds, every optimizer field."
     s,a = recipe.study.spec, recipe.arm
@@ -67,26 +73,26 @@ def _manifest(recipe, service, client, warm):
         optimizer=dict(s.optimizer.model_dump(), lr=a.lr), lora=dict(rank=s.lora_rank, seed=s.warm_start.seed if s.warm_start else a.seed), warm_start=warm, seed=a.seed, grader=grader_id(s.grader), task=s.task.model_dump(), prompt=s.prompt.model_dump(),
         sampling=s.sampling.model_dump(), steps=recipe.steps, group_size=a.group_size, groups_per_batch=a.groups_per_batch)
 
-def _printer(steps, out=print):
-    "A callback that prints about twenty lines a run."
-    every = max(1, steps//20)
-    return lambda row: out(progress_line(row, steps), flush=True) if (row['step']+1)%every==0 or row['step']==0 else None
+def _printer(recipe, start, spending, out=print):
+    "A callback that prints about twenty lines a run, with the projected end and what is left of the budget."
+    steps,first,began = recipe.steps, start.step if start else 0, time.time()
+    def show(row):
+        n = row['step']+1
+        if n%max(1, steps//20) and n!=first+1: return
+        out(progress_line(row, steps, time.time()+(time.time()-began)/(n-first)*(steps-n), spending.minutes_left), flush=True)
+    return show
 
-# %% ../nbs/18_study.ipynb #4df2b712
+# %% ../nbs/18_study.ipynb #0ea05ce0
 def _gpus(endpoint):
     "GPUs that an attempt holds: those of this machine, or one elsewhere, which cannot be seen from here."
     import torch
     return 1 if endpoint['endpoint']=='remote' else int(torch.cuda.is_available())
 
-def _grade_checkpoints(recipe, attempt, tokenizer, items):
+def _grade_checkpoints(recipe, attempt, tokenizer, items, halt):
     "A callback that grades the items of the decision at the checkpoints of a threshold rule, the last one excepted; None for another rule, and for an arm that it does not name: nobody looks at these items more often than the rule asks."
-    s = recipe.study.spec
-    if not (s.decision_rule and s.decision_rule.method=='threshold' and recipe.arm.name in recipe.study.weights(s.decision_rule)): return None
-    def at(step, sampler):
-        if step not in s.decision_rule.checkpoints[:-1]: return
-        for rows in greedy_rows(sampler, tokenizer, items, s.prompt, s.eval.max_tokens, s.grader):
-            attempt.append('checkpoints', [dict(step=step, **{k: r[k] for k in ('item_id','correct','stop_reason','completion_tokens')}) for r in rows])
-    return at
+    rule = recipe.study.decision_rule
+    if not (rule and rule.method=='threshold' and recipe.arm.name in recipe.study.weights(rule)): return None
+    return lambda step, sampler: step in rule.checkpoints[:-1] and _grade(recipe, attempt, 'checkpoints', sampler, tokenizer, items, halt, step)
 
 def _each(*callbacks):
     "One callback for several, those that are None left out."
@@ -96,7 +102,69 @@ def _teller(recipe, runs_dir, full):
     "A function that tells status.json about the arm; a pilot is not told."
     return lambda **k: update_status(recipe.study, runs_dir, recipe.arm.name, steps=recipe.steps, **k) if full else None
 
-# %% ../nbs/18_study.ipynb #9744e558
+# %% ../nbs/18_study.ipynb #510616ec
+def _open(recipe, service, runs_dir, stage):
+    "Training client of an arm, and the folder and state that it goes on from; None and None at step 0."
+    study,arm,say = recipe.study, recipe.arm.name, lambda text: print(f'{recipe.study.name}/{recipe.arm.name}: {text}', flush=True)
+    for p in close_dead(study, arm, runs_dir, stage): say(f'{p.name} was killed')
+    folder,state = last_state(study, arm, runs_dir, stage) or (None, None)
+    if state is None:
+        if tries := attempts(study, arm, runs_dir, stage): say(f'{tries[-1][0].name} has saved no state to go on from; beginning at step 0')
+        return open_client(study, recipe.arm, service, runs_dir), None, None
+    client = reopen(service, folder, state)
+    say(f'going on after step {state.step} of {recipe.steps}, saved by {folder.name}')
+    return client, folder, state
+
+def _halter(stop, spending):
+    "A function that returns the exception with which the arm shall stop, or None."
+    def halt():
+        if stop.asked: return Stopped('stopped as asked, and everything is saved: run the same cell or command again to go on from here')
+        try: spending.check()
+        except OverBudget as e: return e
+    return halt
+
+def _failed(attempt, tell, e, facts):
+    "Write down why an arm stopped; a disk that takes no result is added to the cause."
+    status = 'interrupted' if isinstance(e, KeyboardInterrupt) else 'over_budget' if isinstance(e, OverBudget) else 'failed'
+    try:
+        attempt.finish(status, cause=type(e).__name__, message=str(e), **facts)
+        tell(state='over_budget' if status=='over_budget' else 'failed', cause=f'{type(e).__name__}: {e}')
+    except OSError as full: e.add_note(f'and {attempt.path/"result.json"} could not be written: {full}')
+
+# %% ../nbs/18_study.ipynb #f881bc78
+def _train_and_grade(recipe, service, client, attempt, start, keeper, spending, tell, items, curve, facts):
+    "Train an arm from where it stands and grade its items; `facts` is filled with what result.json says of it."
+    tokenizer,full = client.get_tokenizer(), bool(items)
+    with Stop() as stop:
+        halt = _halter(stop, spending)
+        spending.check()
+        tell(state='running', step=start.step if start else 0)
+        end = train(recipe, service, client, tokenizer, attempt, _each(_printer(recipe, start, spending), lambda row: tell(state='running', step=row['step']+1)),
+            _each(_draw_curve(recipe, attempt, tokenizer, curve, halt), _grade_checkpoints(recipe, attempt, tokenizer, items, halt)), keeper, start, halt)
+        facts.update(steps=end.steps, version=end.version, sampler_path=end.sampler_path, critic_path=end.critic_path, training_path=end.training_path)
+        if full: facts['eval'] = _evaluate(recipe, attempt, resolve(service.create_sampling_client(model_path=end.sampler_path)), tokenizer, items, halt)
+    if full and not end.version: raise RuntimeError(f'{end.steps} steps, and the optimizer never stepped: every advantage was 0')
+
+def _attempt(recipe, stage, service, runs_dir, lock, kept, every, items, curve):
+    "One attempt of an arm whose lock is held, from its first instruction to result.json."
+    study,arm = recipe.study,recipe.arm.name
+    client,folder,start = _open(recipe, service, runs_dir, stage)
+    gpus,tell = _gpus(describe(service, client)), _teller(recipe, runs_dir, stage=='full')
+    seal(study, runs_dir)
+    spending,warm = meter(study, recipe.arm, gpus, runs_dir), read_warm_start(study, runs_dir)['path'] if study.spec.warm_start else None
+    attempt = open_attempt(study, arm, runs_dir, stage, lock, start and (lambda to: take_along(folder, start, recipe.steps, to)), gpus=gpus, checkpoint_every=every,
+        continues=start and dict(attempt=folder.name, step=start.step), **_manifest(recipe, service, client, warm))
+    keeper = Keeper(service, client, attempt, f'{study.name}-{arm}-{attempt.path.name}', every, start, kept)
+    cost = lambda: dict(wall_s=spending.wall_s, gpu_h=spending.gpu_h, records_s=attempt.records_s, states_s=keeper.states_s)
+    try: _train_and_grade(recipe, service, client, attempt, start, keeper, spending, tell, items, curve, facts := {})
+    except BaseException as e:
+        _failed(attempt, tell, e, {**facts, **cost()})
+        raise
+    result = attempt.finish(COMPLETE[stage], **facts, **cost())
+    tell(state='succeeded', step=facts['steps'])
+    return result
+
+# %% ../nbs/18_study.ipynb #f43b0c2a
 def execute(
     study:Study, # What is registered
     arm:str, # Name of an arm
@@ -104,39 +172,19 @@ def execute(
     base_url:str=None, # Endpoint; $TINKER_BASE_URL or the embedded backend if left out
     runs_dir=None, # Folder of all studies
     data_dir=None, # Folder of the task's files; $RXNB_DATA_DIR or the hub if left out
+    save_every:int=None, # Steps between two saved states; $RXNB_CHECKPOINT_EVERY or `resume.CHECKPOINT_EVERY` if left out, 0 for the last only
 ) -> dict: # result.json
-    "Seal the study, train and evaluate one arm unless it is complete; an exception is written to result.json with its cause and raised again, OverBudget among them. Raises ValueError where another study is sealed under this name, or a registered preflight or gate has not passed."
-    study = in_force(study, runs_dir)
-    recipe = prepare(study, arm, stage, data_dir)
-    full = stage=='full'
+    "Seal the study, train and evaluate one arm unless it is complete, from where its last attempt saved; an exception is written to result.json with its cause and raised again, OverBudget among them. Raises ValueError where another study is sealed under this name, or a registered preflight or gate has not passed, LostCheckpoint where a saved checkpoint is gone."
+    study,every = in_force(study, runs_dir), checkpoint_every(save_every)
+    recipe,full = prepare(study, arm, stage, data_dir), stage=='full'
     items,curve = (held_out(study, k, data_dir) if full and getattr(study.spec, k) else [] for k in ('eval','curve'))
     if done := completed(study, arm, runs_dir, stage): return done[1]
     if full: require_ready(study, runs_dir)
     if endpoint(base_url) is None: check_weights(study)
-    service = connect(base_url, study.spec.base_model)
-    client = open_client(study, recipe.arm, service, runs_dir)
-    tokenizer,gpus,tell = client.get_tokenizer(), _gpus(describe(service, client)), _teller(recipe, runs_dir, full)
-    seal(study, runs_dir)
-    spending = meter(study, recipe.arm, gpus, runs_dir)
-    attempt = open_attempt(study, arm, runs_dir, stage, gpus=gpus, **_manifest(recipe, service, client, read_warm_start(study, runs_dir)['path'] if study.spec.warm_start else None))
-    cost = lambda: dict(wall_s=spending.wall_s, gpu_h=spending.gpu_h)
-    facts = {}
-    try:
-        spending.check()
-        tell(state='running', step=0)
-        end = train(recipe, service, client, tokenizer, attempt, _each(_printer(recipe.steps), lambda row: tell(state='running', step=row['step']+1), lambda row: spending.check()),
-            _each(_draw_curve(recipe, attempt, tokenizer, curve), _grade_checkpoints(recipe, attempt, tokenizer, items)))
-        facts = dict(steps=end.steps, version=end.version, sampler_path=end.sampler_path, critic_path=end.critic_path)
-        if full: facts['eval'] = _evaluate(recipe, attempt, resolve(service.create_sampling_client(model_path=end.sampler_path)), tokenizer, items)
-        if full and not end.version: raise RuntimeError(f'{end.steps} steps, and the optimizer never stepped: every advantage was 0')
-    except BaseException as e:
-        status = 'interrupted' if isinstance(e, KeyboardInterrupt) else 'over_budget' if isinstance(e, OverBudget) else 'failed'
-        attempt.finish(status, cause=type(e).__name__, message=str(e), **facts, **cost())
-        tell(state='over_budget' if status=='over_budget' else 'failed', cause=f'{type(e).__name__}: {e}')
-        raise
-    result = attempt.finish('succeeded' if full else 'pilot', **facts, **cost())
-    tell(state='succeeded', step=end.steps)
-    return result
+    service = connect(base_url, study.spec.base_model, keep_in=(kept := study_dir(study, runs_dir)/arm/'.checkpoints'), known=known_checkpoints(study, runs_dir))
+    lock = lock_arm(study, arm, runs_dir)
+    try: return done[1] if (done := completed(study, arm, runs_dir, stage)) else _attempt(recipe, stage, service, runs_dir, lock, kept, every, items, curve) # done by the process that had the lock
+    finally: lock.release(force=True)
 
 # %% ../nbs/18_study.ipynb #5678bd4a
 def collect(
@@ -230,7 +278,7 @@ def _execute_notebook(path, params, out):
     never = [n for n,c in enumerate(nbformat.read(out, 4).cells) if c.cell_type=='code' and c.source.strip() and c.execution_count is None]
     if never: raise RuntimeError(f'{path.name}: code cells {never} were never executed')
 
-# %% ../nbs/18_study.ipynb #089855ba
+# %% ../nbs/18_study.ipynb #8b1210c4
 def run_arm(
     spec, # Name of a packaged spec, or the path of a JSON file
     arm:str, # Name of an arm
@@ -249,6 +297,7 @@ def run_arm(
     with tempfile.TemporaryDirectory() as tmp:
         try: _execute_notebook(notebook('run_arm.ipynb'), params, out := Path(tmp)/'run.ipynb')
         finally:
+            if not is_running(study, arm, runs_dir) and close_dead(study, arm, runs_dir, stage): read_status(study, runs_dir) # the kernel was killed
             made = attempts(study, arm, runs_dir, stage)[before:]
             if made and out.exists(): shutil.move(out, made[-1][0]/'run.ipynb')
     if not (done := completed(study, arm, runs_dir, stage)): raise RuntimeError(f'{study.name}/{arm}: the notebook ended, but no attempt is complete')

@@ -4,22 +4,25 @@
 
 # %% auto #0
 __all__ = ['STAGES', 'SIDES', 'BUILT_IN', 'Recipe', 'prepare', 'built_in', 'takes_columns', 'submit_loss', 'trainer_logps',
-           'checked_loss', 'no_gradient_frac', 'reward_stats', 'rollout_rows', 'arm_critic', 'sample_step',
-           'score_step', 'teach_critic', 'learn_step', 'Trained', 'train', 'progress_line']
+           'checked_loss', 'no_gradient_frac', 'reward_stats', 'rollout_rows', 'arm_critic', 'ask_step', 'judge_step',
+           'score_step', 'teach_critic', 'learn_step', 'Trained', 'Samplers', 'begin', 'ask_ahead', 'show_version',
+           'train', 'progress_line']
 
-# %% ../nbs/14_train.ipynb #e5577040
+# %% ../nbs/14_train.ipynb #00913f0c
 import time, weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 import numpy as np
 from .advantages import Estimator, estimator
+from .budget import OverBudget
 from .connect import resolve
-from .critic import TrainedCritic, open_critic, save_critic
+from .critic import TrainedCritic, open_critic
 from .grading import check_task, grader_id
 from .lag import samplers
 from .losses import dry_run, loss_params, ratio_stats, token_loss, torch_loss
+from .resume import Keeper, State, Stopped, restore
 from .rewards import check_reward
-from .rollouts import make_datum, rollout_features, sample_rollouts, token_columns, with_others
+from .rollouts import Asked, ask_rollouts, make_datum, rollout_features, token_columns, with_others
 from .spec import Arm, Study
 from .tasks import draw, load_task, prompt_order, require_prompts
 
@@ -191,18 +194,21 @@ def rollout_rows(rollouts, advantages, step:int, version:int) -> list:
         stop_reason=r.stop_reason, advantage=float(a), baseline=float(b), prompt_tokens=len(r.prompt_tokens), completion_tokens=len(r.tokens),
         sampler_logp_sum_nats=float(np.sum(r.logps)), prompt_logprob_nats=r.prompt_logprob, text=r.text) for r,a,b in zip(rollouts, advantages.advantage_B, advantages.baseline_B)]
 
-# %% ../nbs/14_train.ipynb #a19ac7fa
-def arm_critic(recipe:Recipe, service) -> TrainedCritic|None:
-    "The critic of an arm whose advantage needs one."
+# %% ../nbs/14_train.ipynb #354dec04
+def arm_critic(recipe:Recipe, service, state:str|None=None) -> TrainedCritic|None:
+    "The critic of an arm whose advantage needs one: new, or as it was saved."
     s = recipe.study.spec
-    return open_critic(service, s.base_model, s.optimizer, **recipe.arm.advantage.params) if 'value' in recipe.estimate.needs else None
+    return open_critic(service, s.base_model, s.optimizer, state=state, **recipe.arm.advantage.params) if 'value' in recipe.estimate.needs else None
 
-def sample_step(recipe:Recipe, sampler, tokenizer, step:int, critic:TrainedCritic|None=None) -> tuple:
-    "Rollouts of a step, and their advantages with the side data that the estimator needs."
+def ask_step(recipe:Recipe, sampler, tokenizer, step:int) -> Asked:
+    "Send the prompts of a step to a sampler; nothing else of the arm is touched."
     s,a = recipe.study.spec, recipe.arm
-    rollouts = sample_rollouts(sampler, tokenizer, recipe.draw(step), s.prompt, s.sampling, a.group_size, s.max_seq_len, (a.seed, step), 'features' in recipe.estimate.needs, grader=s.grader, reward=s.task.reward)
+    return ask_rollouts(sampler, tokenizer, recipe.draw(step), s.prompt, s.sampling, a.group_size, s.max_seq_len, (a.seed, step), 'features' in recipe.estimate.needs, grader=s.grader, reward=s.task.reward)
+
+def judge_step(recipe:Recipe, rollouts, critic:TrainedCritic|None=None):
+    "Advantages of the rollouts of a step, with the side data that the estimator needs; its state moves on, so steps are judged in order."
     side = {name: SIDES[name](rollouts, critic) for name in recipe.estimate.needs}
-    return rollouts, recipe.estimate([r.reward for r in rollouts], [r.prompt_id for r in rollouts], **side)
+    return recipe.estimate([r.reward for r in rollouts], [r.prompt_id for r in rollouts], **side)
 
 def score_step(recipe:Recipe, sampler, rollouts, step:int) -> list:
     "The rollouts with what else the arm's loss wants to know of the sampler that drew them."
@@ -215,20 +221,28 @@ def teach_critic(critic:TrainedCritic|None, rollouts) -> dict:
     loss = critic.learn([r.prompt_tokens for r in rollouts], [r.reward for r in rollouts])
     return dict(critic_loss_nats=loss, critic_infer_s=critic.infer_s, critic_train_s=critic.train_s)
 
-def learn_step(recipe:Recipe, client, rollouts, advantages) -> dict:
+# %% ../nbs/14_train.ipynb #444ca517
+def learn_step(
+    recipe:Recipe,
+    client, # A tinker TrainingClient
+    rollouts, # Of the step
+    advantages, # Of the rollouts
+    meanwhile:Callable=lambda: None, # Called once forward and backward are on their way
+) -> dict:
     "Forward, backward, check, optimizer step; the row says whether the weights changed."
     A = advantages.advantage_B
     stats = dict(advantage_abs_mean=float(np.abs(A).mean()), nonzero_advantage_frac=float((np.abs(A)>1e-6).mean()), **advantages.metrics)
     if not np.any(A): return dict(stats, skipped='all_constant')
     columns = [token_columns(r, a) for r,a in zip(rollouts, A)]
     method = recipe.arm.loss.name, recipe.arm.loss.params
-    output = submit_loss(client, columns, *method).result()
-    loss,ratios = checked_loss(output, columns)
+    sent = submit_loss(client, columns, *method)
+    meanwhile()
+    loss,ratios = checked_loss(output := sent.result(), columns)
     stepped = client.optim_step(_adam(recipe.arm, recipe.study.spec.optimizer)).result()
     norm = (stepped.metrics or {}).get('unclipped_grad_l2:mean')
     return dict(stats, skipped=None, loss_sum=loss, grad_norm=None if norm is None else float(norm), no_gradient_frac=no_gradient_frac(output, columns, *method), **ratios)
 
-# %% ../nbs/14_train.ipynb #0c3cf27e
+# %% ../nbs/14_train.ipynb #d830c5b1
 @dataclass(frozen=True)
 class Trained:
     "Where an arm ended."
@@ -236,8 +250,64 @@ class Trained:
     sampler_path: str # Sampler checkpoint of that version
     steps: int # Steps, skipped ones included
     critic_path: str|None # Training checkpoint of the critic; None where the arm has none
+    training_path: str # Training checkpoint, with its optimizer
 
-# %% ../nbs/14_train.ipynb #6db948ee
+# %% ../nbs/14_train.ipynb #52ffed34
+class Samplers:
+    "Sampling clients of the versions in a ring, one each."
+    def __init__(self, service, ring): self.service,self.ring,self.clients = service, ring, {}
+
+    def open(self, path:str):
+        "The client of a sampler checkpoint; those that left the ring are let go."
+        for old in set(self.clients)-{path, *self.ring.paths.values()}: del self.clients[old]
+        if path not in self.clients: self.clients[path] = resolve(self.service.create_sampling_client(model_path=path))
+        return self.clients[path]
+
+    def at(self, version:int):
+        "The client that samples at a version of the trainer, or None where it is still to be made."
+        path = self.ring.paths.get(self.ring.wanted(version))
+        return path and self.open(path)
+
+def _beside(
+    began:float, # Of training, `time.perf_counter` seconds
+    ended:float,
+    ahead:list, # What was on its way meanwhile
+) -> float: # Seconds
+    "How long training and the next step's sampling ran side by side."
+    return sum(max(0., min(ended, asked.ended)-max(began, asked.began)) for asked in ahead)
+
+def _times(row, asked, began, drawn, ready, trained, saving, ahead):
+    "Seconds of a step: sampling from the first request to the last answer, `step_s` on the wall; at an overlap the parts add up to more than the wall."
+    done,sample = time.perf_counter(), asked.ended-asked.began
+    return dict(sample_s=sample, wait_s=drawn-began-row.get('critic_infer_s', 0.), auxiliary_s=ready-drawn, train_s=trained-ready, overlap_s=_beside(ready, trained, ahead), save_s=done-saving, step_s=done-began, gen_tok_per_s=row['completion_tokens']/sample)
+
+# %% ../nbs/14_train.ipynb #23397779
+def begin(
+    recipe:Recipe,
+    keeper:Keeper,
+    start:State|None, # What to go on from
+) -> tuple: # (version, path of its sampler)
+    "Fill the ring: with what a state names, or with version 0."
+    if start:
+        restore(recipe, start)
+        return start.version, start.newest
+    recipe.samplers.push(0, path := keeper.sampler(0))
+    keeper.require_room(recipe)
+    return 0, path
+
+def ask_ahead(recipe:Recipe, clients:Samplers, tokenizer, step:int, version:int) -> list: # Of one Asked, or of none
+    "Send the prompts of a step, unless it is beyond the last or its sampler is still to be made."
+    sampler = clients.at(version) if step<recipe.steps else None
+    return [ask_step(recipe, sampler, tokenizer, step)] if sampler else []
+
+def show_version(on_version, step:int, sampler, save:Callable):
+    "Call `on_version`; where it stops the run, everything is saved before."
+    try: return on_version(step, sampler) if on_version else None
+    except (Stopped, OverBudget):
+        save()
+        raise
+
+# %% ../nbs/14_train.ipynb #ff7c4b3b
 def train(
     recipe:Recipe, # From `prepare`
     service, # A tinker ServiceClient
@@ -245,45 +315,52 @@ def train(
     tokenizer, # Of the endpoint's model
     attempt, # An open `records.Attempt`
     on_step:Callable=None, # Called with each row after it is written
-    on_version:Callable=None, # Called with (step, sampling client) before the first step and after every step
+    on_version:Callable=None, # Called with (step, sampling client) before the first step and after every step; after a resume once more with the step that was saved
+    keeper:Keeper=None, # Makes the checkpoints; one that saves at the end only, if left out
+    start:State=None, # What to go on from; `client` holds its weights
+    stop:Callable=lambda: None, # Asked after every step: an exception to raise once the state is saved, or None
+    overlap:bool=True, # Send the next step's prompts while a step trains, where its sampler is there
 ) -> Trained:
     "Train one arm; every step is a row before the next begins. Raises FloatingPointError on a loss that is not finite."
-    ring,critic,version,name = recipe.samplers, arm_critic(recipe, service), 0, f'{recipe.study.name}-{recipe.arm.name}-{attempt.path.name}'
-    open_sampler = lambda path: resolve(service.create_sampling_client(model_path=path))
-    newest = client.save_weights_for_sampler(f'{name}-v0').result().path
-    ring.push(version, newest)
-    if on_version: on_version(0, open_sampler(newest))
-    for step in range(recipe.steps):
-        began = time.perf_counter()
-        sampled,path = ring.sampler_for(version)
-        behaviour = open_sampler(path)
-        rollouts,advantages = sample_step(recipe, behaviour, tokenizer, step, critic)
-        drawn = time.perf_counter()
-        rollouts = score_step(recipe, behaviour, rollouts, step)
-        ready = time.perf_counter()
-        learned = learn_step(recipe, client, rollouts, advantages)
-        trained = time.perf_counter()
-        learned |= teach_critic(critic, rollouts)
-        saving = time.perf_counter()
+    keeper = keeper or Keeper(service, client, attempt, f'{recipe.study.name}-{recipe.arm.name}-{attempt.path.name}')
+    ring,critic = recipe.samplers, arm_critic(recipe, service, start and start.critic)
+    clients,ahead = Samplers(service, ring), []
+    version,newest = begin(recipe, keeper, start)
+    show = lambda step: show_version(on_version, step, clients.open(newest), lambda: keeper.save(recipe, step, version, newest, critic))
+    show(start.step if start else 0)
+    for step in range(start.step if start else 0, recipe.steps):
+        began,(sampled,path) = time.perf_counter(), ring.sampler_for(version)
+        asked = ahead.pop() if ahead else ask_step(recipe, clients.open(path), tokenizer, step)
+        advantages,drawn = judge_step(recipe, rollouts := asked.rollouts(), critic), time.perf_counter()
+        rollouts,ready = score_step(recipe, clients.open(path), rollouts, step), time.perf_counter()
+        send_next = lambda: ahead.extend(ask_ahead(recipe, clients, tokenizer, step+1, version+1) if overlap else ())
+        learned,trained = learn_step(recipe, client, rollouts, advantages, send_next), time.perf_counter()
+        learned,saving = learned|teach_critic(critic, rollouts), time.perf_counter()
         row = dict(step=step, version=version, sampler_version=sampled, lag=version-sampled, **reward_stats(rollouts), **learned)
         if not row['skipped']:
             version += 1
-            newest = client.save_weights_for_sampler(f'{name}-v{version}').result().path
-            ring.push(version, newest)
-        done = time.perf_counter()
-        row.update(sample_s=(sample_s := drawn-began-learned.get('critic_infer_s', 0.)), auxiliary_s=ready-drawn, train_s=trained-ready, save_s=done-saving, step_s=done-began, gen_tok_per_s=row['completion_tokens']/sample_s)
+            ring.push(version, newest := keeper.sampler(version))
+        row.update(_times(row, asked, began, drawn, ready, trained, saving, ahead))
         attempt.append('rollouts', rollout_rows(rollouts, advantages, step, sampled))
         attempt.append('steps', [row])
         if on_step: on_step(row)
-        if on_version: on_version(step+1, open_sampler(newest))
-    return Trained(version, newest, recipe.steps, save_critic(critic, f'{name}-critic') if critic else None)
+        keeper.after(recipe, step+1, version, newest, critic, stop())
+        show(step+1)
+    return Trained(version, newest, recipe.steps, keeper.saved.critic, keeper.saved.training)
 
-# %% ../nbs/14_train.ipynb #4094ce32
+# %% ../nbs/14_train.ipynb #eb08364b
 def progress_line(
     row:dict, # A row of steps.jsonl
     steps:int, # Of the whole run
+    ends_s:float=None, # When training will be done, seconds since 1970
+    minutes_left:float=None, # Of the budget
 ) -> str:
-    "Step, reward, KL, ratio, lag and speed in one line."
+    "Step, reward, KL, ratio, lag and speed in one line; the projected end and what is left of the budget where they are known."
+    rest = '' if ends_s is None else f'  ends {time.strftime("%H:%M" if ends_s-time.time()<86400 else "%a %H:%M", time.localtime(ends_s))}'
+    rest += '' if minutes_left is None else f'  {minutes_left:.0f} min left of the budget'
+    return _progress(row, steps)+rest
+
+def _progress(row, steps):
     head = f'step {row["step"]+1:>3}/{steps}  reward {row["reward_mean"]:.3f}'
     tail = f'lag {row["lag"]}  {row["completion_tokens_mean"]:.0f} tokens  {row["gen_tok_per_s"]:.0f} tok/s  {row["step_s"]:.2f} s'
     if row['skipped']: return f'{head}  skipped: {row["skipped"]}  {tail}'
