@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['REFERENCES', 'LOSS_TOLERANCE', 'GRADIENT_TOLERANCE', 'HALF_NATS', 'PROBLEMS', 'Line', 'Result', 'at_most',
-           'record_preflight', 'read_preflight', 'reference_kernel', 'advantage_check', 'fixed_batch', 'both_sides',
-           'still', 'weighted_datums', 'Norms', 'compare_gradients', 'gradient_lines', 'first_of', 'correctness', 'Off',
+           'record_preflight', 'read_preflight', 'reference_kernel', 'reference_group_std', 'reference_shrinkage',
+           'reference_running', 'reference_spo', 'advantage_check', 'fixed_batch', 'both_sides', 'still',
+           'weighted_datums', 'Norms', 'compare_gradients', 'gradient_lines', 'first_of', 'correctness', 'Off',
            'switched_off', 'off_equals_baseline', 'greedy', 'probe', 'restoration', 'check_samplers', 'Measured',
            'feasibility_problems', 'feasibility', 'measure_pilot', 'time_evaluation', 'solve_arith', 'audit_generated',
            'wanted_preflights', 'standing_preflights', 'not_ready', 'require_ready']
@@ -106,36 +107,132 @@ def reference_kernel(
         out.append(rewards_B[i]-math.fsum(w*r for w,r in zip(ws, rewards_B))/math.fsum(ws))
     return np.array(out)
 
-# %% ../nbs/13_preflight.ipynb #41a58a7b
+# %% ../nbs/13_preflight.ipynb #9f78272f
+def reference_group_std(
+    rewards_PG, # Rewards: [P, G]
+    ddof:int, # 0 divides the squares by G, 1 by G-1
+    eps:float, # Added to the standard deviation
+) -> np.ndarray: # Advantages: [P*G]
+    "Each group less its mean, in standard deviations."
+    out = []
+    for r in ([Fraction(x) for x in g] for g in rewards_PG):
+        mean = sum(r)/len(r)
+        sd = math.sqrt(sum((x-mean)**2 for x in r)/(len(r)-ddof))
+        out += [float(x-mean)/(sd+eps) for x in r]
+    return np.array(out)
+
+# %% ../nbs/13_preflight.ipynb #19f8a7a1
+def reference_shrinkage(
+    rewards_PG, # Rewards: [P, G]
+    eps:float, # Added to the denominator of lambda
+) -> np.ndarray: # Advantages: [P*G]
+    "Reward less the leave-one-out mean, shrunk towards the other prompts by what these say of their noise."
+    R,out = [[Fraction(x) for x in g] for g in rewards_PG],[]
+    mean = lambda xs: sum(xs)/len(xs)
+    for p,own in enumerate(R):
+        others = [g for q,g in enumerate(R) if q!=p]
+        noise = mean([sum((x-mean(g))**2 for x in g)/(len(g)-1)/len(g) for g in others])
+        means = [mean(g) for g in others]
+        lam = noise/(noise+mean([(m-mean(means))**2 for m in means])+Fraction(eps))
+        out += [float(x-(1-lam)*(sum(own)-x)/(len(own)-1)-lam*mean(means)) for x in own]
+    return np.array(out)
+
+# %% ../nbs/13_preflight.ipynb #9dad0dbd
+def reference_running(
+    rewards_N, # Rewards in the order in which they came: [N]
+    decay:float, # Share that the average keeps at each
+    initial:float, # The average before the first
+) -> np.ndarray: # Advantages: [N]
+    "Reward less the average of what came before it, newest first."
+    d,r = Fraction(decay),[Fraction(float(x)) for x in rewards_N]
+    return np.array([float(x-d**i*Fraction(initial)-(1-d)*sum(d**(i-1-j)*r[j] for j in range(i))) for i,x in enumerate(r)])
+
+# %% ../nbs/13_preflight.ipynb #b50db765
+def reference_spo(
+    visits, # (rewards [B], divergences [B], None at the first visit) of each visit
+    d_half:float, # Divergence at which half of the past would be kept, nats
+    rho_min:float, # Least share of the past that is kept
+    rho_max:float, # Greatest
+    eps:float, # Added to the standard deviation of the batch
+) -> np.ndarray: # Advantages of all visits: [visits*B]
+    "Reward less the tracked rate of success of its prompt, standardised over the batch."
+    wins,losses,out = {},{},[]
+    for rewards,divergences in visits:
+        raw = []
+        for i,(r,D) in enumerate(zip(rewards, divergences)):
+            a,b = wins.get(i, .5),losses.get(i, .5)
+            raw.append(float(r)-a/(a+b))
+            rho = min(max(math.exp(-math.log(2)*(D or 0.)/d_half), rho_min), rho_max)
+            wins[i],losses[i] = rho*a+float(r), rho*b+1-float(r)
+        mean = math.fsum(raw)/len(raw)
+        sd = math.sqrt(math.fsum((x-mean)**2 for x in raw)/(len(raw)-1))
+        out += [(x-mean)/(sd+eps) for x in raw]
+    return np.array(out)
+
+# %% ../nbs/13_preflight.ipynb #f94b7ece
+def _with_switch(name, params, r_B, group_size, rng):
+    "What came out, what should have, the same switched off and how, and the plain baseline; None for other estimators."
+    B,r_PG,ids = len(r_B),r_B.reshape(-1, group_size),[f'p{i//group_size}' for i in range(len(r_B))]
+    run = lambda rewards=r_B, ids=ids, side={}, **other: estimator(name, **dict(params, **other))(rewards, ids, **side).advantage_B
+    loo,batch = ((r-r.mean(1, keepdims=True))*r.shape[1]/(r.shape[1]-1) if r.shape[1]>1 else r for r in (r_PG, r_B[None]))
+    if name=='group_std': return run(), reference_group_std(r_PG, params['ddof'], params['eps']), run(eps=1e12)*1e12, 'an infinite eps, taken back', (r_PG-r_PG.mean(1, keepdims=True)).ravel()
+    if name=='shrinkage': return run(), reference_shrinkage(r_PG, params['eps']), run(eps=1e12), 'an infinite eps', loo.ravel()
+    if name=='critic':
+        v = rng.uniform(0, 1, B)
+        return run(side=dict(value=v)), np.array([float(Fraction(x)-Fraction(y)) for x,y in zip(r_B, v)]), run(side=dict(value=np.full(B, r_B.mean()))), 'the same value for everybody', r_B-math.fsum(r_B)/B
+    if name=='ema':
+        e = estimator(name, **params) # two steps, so that the average must carry over
+        got = np.concatenate([e(h, i).advantage_B for h,i in ((r_B[:B//2], ids[:B//2]), (r_B[B//2:], ids[B//2:]))])
+        return got, reference_running(r_B, params['decay'], params['initial']), run(decay=math.nextafter(1., 0.)), 'nothing learned', r_B-params['initial']
+    if name=='spo':
+        own,none = [f'p{i}' for i in range(B)],[None]*B
+        visits = [(np.roll(r_B, 7*k), list(rng.uniform(0, 2*params['d_half'], B)) if k else none) for k in range(3)]
+        e,plain = estimator(name, **params),[v-math.fsum(v)/B for v,_ in visits]
+        got = np.concatenate([e(v, own, divergence=D).advantage_B for v,D in visits])
+        off = np.concatenate([run(v, own, dict(divergence=none)) for v,_ in visits])
+        return got, reference_spo(visits, **params), off, 'no prompt twice', np.concatenate([x/(math.sqrt(math.fsum(x*x)/(B-1))+params['eps']) for x in plain])
+
+# %% ../nbs/13_preflight.ipynb #1538c0b9
+def _kernel_lines(params, r_B, rng, tolerance):
+    B,ids,distance = len(r_B),[f'p{i}' for i in range(len(r_B))],lambda a, b: float(np.abs(a-b).max())
+    x = np.column_stack([np.log(rng.integers(40, 120, B)), rng.normal(-2, .4, B)])
+    got,off = (estimator('kernel', **dict(params, **p))(r_B, ids, features=x).advantage_B for p in ({}, dict(bandwidth=1e9)))
+    return (at_most('kernel against the reference', distance(got, reference_kernel(x, r_B, params['bandwidth'], params['min_mass'])), tolerance),
+        at_most('off (infinite bandwidth) against leave-one-out batch mean', distance(off, (r_B-r_B.mean())*B/(B-1)), tolerance),
+        Line('the treatment does something', distance(got, off), '> 0.001', distance(got, off)>1e-3))
+
+def _group_lines(name, params, r_B, group_size, tolerance):
+    ids,groups,distance = [f'p{i//group_size}' for i in range(len(r_B))],r_B.reshape(-1, group_size),lambda a, b: float(np.abs(a-b).max())
+    by_group = lambda f: np.array([float(x) for g in groups for x in f([Fraction(v) for v in g])])
+    got,off = (estimator(n, **p)(r_B, ids).advantage_B for n,p in ((name, params), ('group_mean', dict(group_size=group_size))))
+    scale = 1 if params.get('scale_by_group', True) else 1/group_size
+    lines = (at_most(f'{name} against the reference', distance(got, scale*by_group(REFERENCES[name])), tolerance), at_most('off against the group mean', distance(off, by_group(REFERENCES['group_mean'])), tolerance))
+    means = np.repeat(groups.mean(1), group_size)
+    undone = dict(maxrl=means, tailrl=means/scale, rloo=(group_size-1)/group_size) # what takes the treatment back on rewards of 0 and 1
+    if name not in undone: return lines
+    return lines + (at_most('its weighting taken back: the group mean', distance(got*undone[name], off), tolerance), Line('the treatment does something', distance(got, off), '> 0.001', distance(got, off)>1e-3))
+
+# %% ../nbs/13_preflight.ipynb #e8f8868e
 def advantage_check(
     name:str, # Of an estimator
     params:dict, # Its parameters
     group_size:int, # Rollouts of a prompt
     tolerance:float=1e-9, # Largest difference in float64
-    rollouts:int=64, # Size of the batch
+    rollouts:int=64, # Size of the batch, in whole groups and at least two of them
     seed:int=0, # Of its rewards and features
 ) -> Result:
     "An estimator on one fixed batch against the independent reference, and with its treatment switched off against the plain baseline."
-    rng = np.random.default_rng(seed)
-    r_B = (rng.random(rollouts)<np.repeat(rng.uniform(.1, .9, rollouts//group_size), group_size)).astype(float)
-    ids = [f'p{i//group_size}' for i in range(rollouts)]
-    groups = r_B.reshape(-1, group_size)
-    by_group = lambda f: np.array([float(x) for g in groups for x in f([Fraction(v) for v in g])])
+    rng,prompts = np.random.default_rng(seed),max(2, rollouts//group_size)
+    r_B = (rng.random(prompts*group_size)<np.repeat(rng.uniform(.1, .9, prompts), group_size)).astype(float)
     distance = lambda a, b: float(np.abs(a-b).max())
-    if name=='kernel':
-        x = np.column_stack([np.log(rng.integers(40, 120, rollouts)), rng.normal(-2, .4, rollouts)])
-        got,off = (estimator('kernel', **dict(params, **p))(r_B, ids, features=x).advantage_B for p in ({}, dict(bandwidth=1e9)))
-        lines = (at_most('kernel against the reference', distance(got, reference_kernel(x, r_B, params['bandwidth'], params['min_mass'])), tolerance),
-                 at_most('off (infinite bandwidth) against leave-one-out batch mean', distance(off, (r_B-r_B.mean())*rollouts/(rollouts-1)), tolerance),
-                 Line('the treatment does something', distance(got, off), '> 0.001', distance(got, off)>1e-3))
-    elif name=='batch_mean': lines = (at_most('batch_mean against the reference', distance(estimator(name, **params)(r_B, ids).advantage_B, r_B-math.fsum(r_B)/rollouts), tolerance),)
-    elif name in REFERENCES:
-        got,off = (estimator(n, **p)(r_B, ids).advantage_B for n,p in ((name, params), ('group_mean', dict(group_size=group_size))))
-        scale = 1 if params.get('scale_by_group', True) else 1/group_size
-        lines = (at_most(f'{name} against the reference', distance(got, scale*by_group(REFERENCES[name])), tolerance), at_most('off against the group mean', distance(off, by_group(REFERENCES['group_mean'])), tolerance))
-        undone = dict(maxrl=np.repeat(groups.mean(1), group_size), tailrl=np.repeat(groups.mean(1), group_size)/scale, rloo=(group_size-1)/group_size) # what takes the treatment back on rewards of 0 and 1
-        if name in undone: lines += (at_most('its weighting taken back: the group mean', distance(got*undone[name], off), tolerance), Line('the treatment does something', distance(got, off), '> 0.001', distance(got, off)>1e-3))
-    else: lines = (Line(name, 'none', 'an independent reference', False, f'there is one for kernel, batch_mean, {", ".join(REFERENCES)}'),)
+    if name=='kernel': lines = _kernel_lines(params, r_B, rng, tolerance)
+    elif name=='batch_mean': lines = (at_most('batch_mean against the reference', distance(estimator(name, **params)(r_B, [f'p{i//group_size}' for i in range(len(r_B))]).advantage_B, r_B-math.fsum(r_B)/len(r_B)), tolerance),)
+    elif name in REFERENCES: lines = _group_lines(name, params, r_B, group_size, tolerance)
+    elif made := _with_switch(name, params, r_B, group_size, rng):
+        got,want,off,how,plain = made
+        lines = (at_most(f'{name} against the reference', distance(got, want), tolerance), at_most(f'off ({how}) against the plain baseline', distance(off, plain), tolerance),
+            Line('the treatment does something', distance(got, off), '> 0.001', distance(got, off)>1e-3))
+    else: lines = (Line(name, 'none', 'an independent reference', False, f'there is one for kernel, batch_mean, group_std, shrinkage, ema, spo, critic, {", ".join(REFERENCES)}'),)
     return Result(f'advantage/{name}', lines)
 
 # %% ../nbs/13_preflight.ipynb #d42708b7
