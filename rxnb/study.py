@@ -6,8 +6,8 @@
 __all__ = ['KEPT', 'KEPT_ROLLOUTS', 'BESIDE', 'held_out', 'execute', 'collect', 'Waiting', 'decide', 'notebook', 'only_declared',
            'run_arm', 'run_study', 'keep']
 
-# %% ../nbs/18_study.ipynb #13d19f56
-import ast, json, shutil, sys, tempfile, time
+# %% ../nbs/18_study.ipynb #71587842
+import ast, json, os, shutil, sys, tempfile, time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 import pandas as pd
@@ -22,6 +22,7 @@ from .processes import device_names, side_by_side
 from .records import COMPLETE, attempts, completed, is_running, lock_arm, open_attempt, read_rows, row_line, study_dir, write_json
 from .resume import Keeper, Stop, Stopped, checkpoint_every, close_dead, last_state, reopen, take_along
 from .spec import Study, in_force, load_spec, seal
+from .serve import split_devices
 from .status import read_status, update_status
 from .tasks import load_task
 from .train import prepare, progress_line, train
@@ -82,11 +83,14 @@ def _printer(recipe, start, spending, out=print):
         out(progress_line(row, steps, time.time()+(time.time()-began)/(n-first)*(steps-n), spending.minutes_left), flush=True)
     return show
 
-# %% ../nbs/18_study.ipynb #0ea05ce0
+# %% ../nbs/18_study.ipynb #2b2e4461
 def _gpus(endpoint):
-    "GPUs that an attempt holds: those of this machine, or one elsewhere, which cannot be seen from here."
+    "GPUs that an attempt holds: those that this process was given to train and to sample on, or one elsewhere, which cannot be seen from here."
     import torch
-    return 1 if endpoint['endpoint']=='remote' else int(torch.cuda.is_available())
+    if endpoint['endpoint']=='remote': return 1
+    if not torch.cuda.is_available(): return 0
+    names = [os.environ.get('RXNB_DEVICE') or 'auto', *split_devices(os.environ.get('RXNB_SAMPLE_DEVICES', ''))]
+    return len({'cuda:0' if n in ('auto','cuda') else n for n in names}-{'cpu'})
 
 def _grade_checkpoints(recipe, attempt, tokenizer, items, halt):
     "A callback that grades the items of the decision at the checkpoints of a threshold rule, the last one excepted; None for another rule, and for an arm that it does not name: nobody looks at these items more often than the rule asks."
