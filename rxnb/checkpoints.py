@@ -99,7 +99,7 @@ def add(self:Store,
     elif snapshot is not None: tensors = None
     self.all[ck.path] = ck,tensors,snapshot
 
-# %% ../nbs/07d_checkpoints.ipynb #7e1e9125
+# %% ../nbs/07d_checkpoints.ipynb #cb50bc6c
 @patch
 def find(self:Store, path:str) -> Checkpoint | None:
     "The checkpoint at a path, or None; one whose time is over goes now."
@@ -108,6 +108,7 @@ def find(self:Store, path:str) -> Checkpoint | None:
     if ck.expires is None or time.time()<ck.expires: return ck
     self.delete(path)
 
+# %% ../nbs/07d_checkpoints.ipynb #87788085
 @patch
 def get(self:Store,
     path:str,      # tinker://<model>/<kind>/<name>

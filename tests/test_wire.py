@@ -274,7 +274,7 @@ def test_refusals_name_the_cause(server):
         assert status==200 and o['category']=='user' and words in o['error'], o
     for path,j,status,words in (('load_weights', dict(session_id=raw.session, model_seq_id=5, path='tinker://x/weights/y', optimizer=True), 404, 'no checkpoint'),
         ('weights_info', dict(tinker_path='tinker://x/weights/y'), 404, 'no checkpoint'), ('create_model', dict(session_id='x', model_seq_id=0, base_model=server.name, lora_config=dict(rank=1)), 404, 'no session'),
-        ('create_model', dict(session_id=raw.session, model_seq_id=9, base_model=server.name), 400, 'lora_config'), ('optim_step', dict(model_id=m), 400, 'seq_id'), ('copy_weights', {}, 404, 'not offered')):
+        ('create_model', dict(session_id=raw.session, model_seq_id=9, base_model=server.name), 400, 'lora_config'), ('optim_step', dict(model_id=m), 400, 'seq_id'), ('copy_weights', {}, 400, 'source_path'), ('no_such_route', {}, 404, 'not offered')):
         s,o = raw.post(path, j); assert s==status and words in o['detail'], (path, s, o)
     o = raw.result(raw.model(server, n=7, train_mlp=False, train_attn=False, train_unembed=False)[1]); assert o['category']=='user' and 'adapt' in o['error']
     z = raw.http.post('forward_backward', content=b'junk', headers={'Content-Encoding': 'zstd'}); assert z.status_code==400 and 'zstd' in z.json()['detail']
