@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LOCAL_KEY', 'log', 'waiting', 'TESTED_SDK', 'shown', 'probe', 'embedded', 'api_key', 'served_models', 'Waiting',
-           'say_waiting', 'endpoint', 'connect', 'describe', 'save_adapter', 'check_endpoint']
+           'say_waiting', 'endpoint', 'connect', 'describe', 'rest_client', 'save_adapter', 'check_endpoint']
 
-# %% ../nbs/09_connect.ipynb #40e230fd
-import atexit, logging, os, threading, time, urllib.request
+# %% ../nbs/09_connect.ipynb #bf7816ee
+import atexit, logging, os, threading, time, urllib.request, warnings
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -208,7 +208,15 @@ def describe(
     return dict(endpoint=kind, base_url=shown(url), sdk_version=tinker.__version__, base_model=info.model_data.model_name,
         tokenizer_id=Path(info.model_data.tokenizer_id).name if _is_local(url) else info.model_data.tokenizer_id, lora_rank=info.lora_rank, model_id=info.model_id)
 
-# %% ../nbs/09_connect.ipynb #cf21eaeb
+# %% ../nbs/09_connect.ipynb #0dd4e45e
+def rest_client(
+    service,      # `tinker.ServiceClient`
+):
+    "The client of runs and checkpoints; SDK 0.38 would rather have it made without a service, 0.33 makes it no other way."
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', FutureWarning)
+        return service.create_rest_client()
+
 def save_adapter(
     service,      # `tinker.ServiceClient`
     client,       # `tinker.TrainingClient`
@@ -216,11 +224,9 @@ def save_adapter(
     name:str,     # of the checkpoint on the endpoint
 ) -> dict:        # {file name: bytes written}
     "Export an adapter and fetch its files. Raises `ValueError` for a file name that leaves the folder."
-    import httpx, warnings
+    import httpx
     path = client.save_weights_external(name, ttl_seconds=3600).result().path
-    with warnings.catch_warnings():   # SDK 0.38 would rather make the client otherwise, which 0.33 cannot
-        warnings.simplefilter('ignore')
-        urls = service.create_rest_client().get_external_weights_urls(path).result().urls
+    urls = rest_client(service).get_external_weights_urls(path).result().urls
     out,to = {},Path(folder); to.mkdir(parents=True, exist_ok=True)
     for file,url in urls.items():
         if Path(file).name!=file: raise ValueError(f'{file!r} is no plain file name')

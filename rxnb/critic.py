@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['Question', 'critic_question', 'critic_datums', 'answer_logps', 'TrainedCritic', 'open_critic', 'save_critic']
 
-# %% ../nbs/11a_critic.ipynb #9f657b46
+# %% ../nbs/11a_critic.ipynb #f8b8af8d
 import time
 from dataclasses import dataclass
 import numpy as np
 from .connect import resolve
+from .rollouts import adam_params
 from .spec import Optimizer
 
 # %% ../nbs/11a_critic.ipynb #8088a313
@@ -85,7 +86,7 @@ class TrainedCritic:
 
     def _data(self, prompts, weights): return [d for p,(yes,no) in zip(prompts, weights) for d in critic_datums(p, self.question, yes, no, self.pairs)]
 
-# %% ../nbs/11a_critic.ipynb #a7fa63b2
+# %% ../nbs/11a_critic.ipynb #83952d98
 def _predict(self,
     prompts # Token ids of each rollout's prompt: [B]
 ) -> np.ndarray: # Values: [B], 0 to 1
@@ -110,16 +111,11 @@ def _learn(self,
     for _ in range(self.updates):
         losses.append(float(self.client.forward_backward(data, 'cross_entropy').result().metrics['loss:sum']))
         if not np.isfinite(losses[-1]): raise FloatingPointError(f'non-finite loss of the critic ({losses[-1]}); its optimizer has not stepped')
-        self.client.optim_step(self._adam()).result()
+        self.client.optim_step(adam_params(self.optimizer, self.lr)).result()
     self.train_s = time.perf_counter()-began
     return losses[0]
 
-def _critic_adam(self):
-    from tinker import types
-    o = self.optimizer
-    return types.AdamParams(learning_rate=self.lr, beta1=o.beta1, beta2=o.beta2, eps=o.eps, weight_decay=o.weight_decay, grad_clip_norm=o.grad_clip_norm)
-
-TrainedCritic.predict,TrainedCritic.learn,TrainedCritic._adam = _predict,_learn,_critic_adam
+TrainedCritic.predict,TrainedCritic.learn = _predict,_learn
 
 # %% ../nbs/11a_critic.ipynb #85e6330c
 def open_critic(

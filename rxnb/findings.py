@@ -66,7 +66,7 @@ def weighted_arms(spec:Spec) -> set: # Names
     "Arms that the rule weighs, as far as its names resolve."
     return {spec.roles.get(k,k) for _,w in _weightings(spec) for k in w} & {a.name for a in spec.arms}
 
-# %% ../nbs/00_findings.ipynb #4d41eeae
+# %% ../nbs/00_findings.ipynb #16ec9d86
 def _arms(spec):
     "Names, sizes and lags."
     names = [a.name for a in spec.arms]
@@ -87,8 +87,7 @@ def _splits(spec):
     if splits_overlap(t.train_split, t.eval_split): yield block('eval_split', f'trained on {t.train_split!r} and evaluated on {t.eval_split!r}', 'take another split')
     if warm and splits_overlap(warm.split, t.eval_split): yield block('warm_split', f'the warm start sees {warm.split!r}, and {t.eval_split!r} is evaluated', 'take other rows')
     if warm and splits_overlap(warm.split, t.train_split): yield block('warm_split', f'the warm start sees {warm.split!r}, and rollouts are drawn on {t.train_split!r}', 'take other rows')
-    for what,split,n in (('warm start', warm.split, warm.steps*warm.batch_size),) if warm else ():
-        if (size := split_size(t.name, split)) is not None and n>size: yield block('warm_rows', f'{n} rows of {split!r}, which has {size}', f'fewer steps of the {what}, or more rows')
+    if warm and (size := split_size(t.name, warm.split)) is not None and (n := warm.steps*warm.batch_size)>size: yield block('warm_rows', f'{n} rows of {warm.split!r}, which has {size}', 'fewer steps of the warm start, or more rows')
 
 def _rule(spec):
     "Does the rule speak of this study?"

@@ -7,12 +7,12 @@ __all__ = ['CHECKPOINT_EVERY', 'STATE', 'ROW_BYTES', 'TOKEN_BYTES', 'State', 'ch
            'must_outlive', 'bytes_needed', 'require_room', 'Keeper', 'last_state', 'take_along', 'LostCheckpoint',
            'reopen', 'restore', 'close_dead', 'give_up', 'Stopped', 'Stop']
 
-# %% ../nbs/13a_resume.ipynb #cab2ac6c
-import json, os, shutil, signal, threading, time, warnings
+# %% ../nbs/13a_resume.ipynb #e8c1183c
+import json, os, shutil, signal, threading, time
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from .connect import resolve
+from .connect import resolve, rest_client
 from .critic import save_critic
 from .records import COMPLETE, append_rows, attempts, is_running, read_rows, study_dir, write_json
 
@@ -43,20 +43,14 @@ def checkpoint_every(
     if n<0: raise ValueError(f'checkpoint_every must be >= 0, got {n}')
     return n
 
-# %% ../nbs/13a_resume.ipynb #20a72861
-def _rest(service):
-    "The client of checkpoints."
-    with warnings.catch_warnings(): # SDK 0.38 would rather have it made without a service; 0.33 makes it no other way
-        warnings.simplefilter('ignore', FutureWarning)
-        return service.create_rest_client()
-
+# %% ../nbs/13a_resume.ipynb #190e338b
 def expiries(
     service, # A tinker ServiceClient
     path:str, # A checkpoint
 ) -> dict: # Path -> time of expiry as text, or None, of all checkpoints of the same training run
     "What an endpoint says about its checkpoints; empty where it does not list them."
     import tinker
-    try: found = _rest(service).list_checkpoints(path.removeprefix('tinker://').split('/')[0]).result().checkpoints
+    try: found = rest_client(service).list_checkpoints(path.removeprefix('tinker://').split('/')[0]).result().checkpoints
     except tinker.APIStatusError: return {} # no such route there
     return {c.tinker_path: c.expires_at and c.expires_at.isoformat() for c in found}
 
@@ -66,7 +60,7 @@ def remove(
 ) -> list: # Those that the endpoint did not remove
     "Delete checkpoints, all at once."
     import tinker
-    rest,left = _rest(service),[]
+    rest,left = rest_client(service),[]
     for path,f in [(p, rest.delete_checkpoint_from_tinker_path(p)) for p in paths]:
         try: f.result()
         except tinker.NotFoundError: pass # gone already

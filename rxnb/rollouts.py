@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['request_seed', 'Rollout', 'make_rollouts', 'Asked', 'ask_rollouts', 'sample_rollouts', 'rollout_features',
-           'draw_renormalised', 'other_tokens', 'with_others', 'token_columns', 'make_datum']
+           'draw_renormalised', 'other_tokens', 'with_others', 'token_columns', 'make_datum', 'adam_params']
 
-# %% ../nbs/11_rollouts.ipynb #30ef401f
+# %% ../nbs/11_rollouts.ipynb #cf6d7f0c
 import time
 from dataclasses import dataclass, field, replace
 import numpy as np
 from .grading import Grade, grade_item
 from .kernels import prompt_features
 from .rewards import reward_of
-from .spec import Prompt, Sampling
+from .spec import Optimizer, Prompt, Sampling
 from .tasks import Problem, render
 
 # %% ../nbs/11_rollouts.ipynb #24cf489d
@@ -184,7 +184,7 @@ def with_others(
     asked = [sampler.sample(prompt=types.ModelInput.from_ints(list(r.prompt_tokens+r.tokens)), num_samples=1, sampling_params=params(s), **_ASK[how](k)) for r,s in zip(rollouts, seeds)]
     return [replace(r, others=other_tokens(f.result(), len(r.tokens), how, k, np.random.default_rng(s))) for r,s,f in zip(rollouts, seeds, asked)]
 
-# %% ../nbs/11_rollouts.ipynb #cdb50c86
+# %% ../nbs/11_rollouts.ipynb #e9763f99
 def token_columns(
     rollout:Rollout, # P prompt tokens and T sampled ones, perhaps with K others at each position
     advantage:float, # Of the rollout, the same for each of its tokens
@@ -207,3 +207,12 @@ def make_datum(
     from tinker import types
     inputs = dict(target_tokens=columns['targets'], **(dict(logprobs=columns['sampler_logp'], advantages=columns['advantage']) if side else {}))
     return types.Datum(model_input=types.ModelInput.from_ints(columns['tokens'].tolist()), loss_fn_inputs=inputs)
+
+def adam_params(
+    optimizer:Optimizer, # The study's
+    lr:float, # Learning rate
+): # tinker AdamParams
+    "Every optimizer field, written out: the SDK's own default for eps is 1e-12."
+    from tinker import types
+    o = optimizer
+    return types.AdamParams(learning_rate=lr, beta1=o.beta1, beta2=o.beta2, eps=o.eps, weight_decay=o.weight_decay, grad_clip_norm=o.grad_clip_norm)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['registered_arms', 'check_path', 'run_preflights', 'gradient_cosine', 'run_pilot', 'run_feasibility']
 
-# %% ../nbs/18a_stages.ipynb #a844c879
+# %% ../nbs/18a_stages.ipynb #3868c2ed
 import json, time
 from functools import partial
 from itertools import chain
@@ -18,17 +18,21 @@ from .losses import LOSSES, loss_params
 from .preflight import (Line, Measured, Result, advantage_check, audit_generated, check_samplers, compare_gradients, correctness, feasibility, fixed_batch, measure_pilot,
     off_equals_baseline, probe, record_preflight, restoration, standing_preflights, switched_off, time_evaluation, wanted_preflights)
 from .records import completed, read_rows
-from .rollouts import sample_rollouts, token_columns, with_others
+from .rollouts import adam_params, sample_rollouts, token_columns, with_others
 from .spec import amend, calibration_changes, in_force
 from .study import execute
 from .tasks import draw, load_task, prompt_order
-from .train import _adam, submit_loss, trainer_logps
+from .train import submit_loss, trainer_logps
 from .warm import known_checkpoints, open_client
 
-# %% ../nbs/18a_stages.ipynb #e09db1ec
+# %% ../nbs/18a_stages.ipynb #c4e51f20
 def registered_arms(study) -> list: # Of the spec
     "Arms that are no controls."
     return [a for a in study.arms if not a.control]
+
+def _connect(study, runs_dir, base_url):
+    "A client that finds what the study's arms and its warm start have kept."
+    return connect(base_url, study.spec.base_model, known=known_checkpoints(study, runs_dir))
 
 def _distinct(methods):
     "Methods by name and parameters, each once."
@@ -48,7 +52,7 @@ def _fixed(study, client, problems, loss=None):
     p = loss_params(loss.name, **loss.params) if loss else {}
     return fixed_batch(with_others(sampler, rollouts, p['auxiliary'], p['k'], (0, 0)) if 'auxiliary' in p else rollouts)
 
-# %% ../nbs/18a_stages.ipynb #f667ca4d
+# %% ../nbs/18a_stages.ipynb #29466aec
 def check_path(
     study, # A Study
     path, # A registered code path
@@ -62,14 +66,14 @@ def check_path(
     losses = _distinct(a.loss for a in arms)
     batches = [_fixed(study, client, problems, m) for m in losses] # before the weights move
     submit_loss(client, _fixed(study, client, problems), 'importance_sampling', {}).result()
-    client.optim_step(_adam(arms[0], study.spec.optimizer)).result() # so that both LoRA factors have a gradient
+    client.optim_step(adam_params(study.spec.optimizer, arms[0].lr)).result() # so that both LoRA factors have a gradient
     results = [advantage_check(a.advantage.name, a.advantage.params, a.group_size, t.reference_loss.atol) for a in {json.dumps(a.advantage.model_dump(), sort_keys=True): a for a in arms}.values()]
     for m,columns in zip(losses, batches):
         results.append(correctness(client, submit_loss, columns, m.name, m.params, m.name, t.reference_loss.model_dump(), t.reference_gradient.model_dump(), trainer_logps))
         if off := switched_off(m.name, m.params): results.append(off_equals_baseline(client, submit_loss, columns, off, m.name, t.baseline_loss.model_dump(), t.baseline_gradient.model_dump(), trainer_logps))
     return Result(f'correctness/{path.id}', tuple(Line(f'{r.name.split("/", 1)[1]}: {l.what}', l.value, l.limit, l.passed, l.note) for r in results for l in r.lines))
 
-# %% ../nbs/18a_stages.ipynb #ee94793b
+# %% ../nbs/18a_stages.ipynb #9c0e0485
 def _plain_loss(study):
     "A loss of the study that is a sum over sampled tokens, else importance sampling."
     plain = (a.loss for a in registered_arms(study) if LOSSES[a.loss.name].reduction=='sum' and 'auxiliary' not in LOSSES[a.loss.name].params)
@@ -79,14 +83,14 @@ def _preflight(study, name, service, problems, data_dir, runs_dir):
     "One registered preflight by its name."
     s,(kind,_,which) = study.spec,name.partition('/')
     if kind=='correctness': return check_path(study, next(p for p in s.correctness_preflight.paths if p.id==which), service, problems, runs_dir)
-    if kind=='probe': return probe(service, s, study.arm(which), submit_loss, _adam(study.arm(which), s.optimizer), problems, client=open_client(study, study.arm(which), service, runs_dir))
+    if kind=='probe': return probe(service, s, study.arm(which), submit_loss, adam_params(s.optimizer, study.arm(which).lr), problems, client=open_client(study, study.arm(which), service, runs_dir))
     if kind=='endpoint': return check_samplers(service, s, _plain_loss(study), submit_loss, problems)
     if kind=='generation':
         a = s.generation_audit
         return audit_generated(load_task(s.task.name, s.task.train_split, data_dir), load_task(s.task.name, s.task.eval_split, data_dir), min_sample=a.min_sample_size, max_label_errors=a.max_label_errors, max_overlaps=a.max_eval_overlaps)
     groups = [[a.name for a in g.arms] for g in s.restoration_preflight.groups]
     client = lambda n: open_client(study, study.arm(n), service, runs_dir)
-    results = [restoration({n: client(n) for n in names}, _fixed(study, client(names[0]), problems), {n: _adam(study.arm(n), s.optimizer) for n in names}) for names in groups]
+    results = [restoration({n: client(n) for n in names}, _fixed(study, client(names[0]), problems), {n: adam_params(s.optimizer, study.arm(n).lr) for n in names}) for names in groups]
     return Result('restoration', tuple(chain.from_iterable(r.lines for r in results)))
 
 def run_preflights(
@@ -101,14 +105,14 @@ def run_preflights(
     seen = standing_preflights(study, runs_dir)
     names = [n for n in wanted_preflights(study.spec) if n!='feasibility']
     todo,out = [n for n in names if not seen.get(n, {}).get('passed')],[]
-    service,problems = (connect(base_url, study.spec.base_model, known=known_checkpoints(study, runs_dir)), _training_problems(study, 8, data_dir)) if todo else (None, None)
+    service,problems = (_connect(study, runs_dir, base_url), _training_problems(study, 8, data_dir)) if todo else (None, None)
     for n in names:
         if n not in todo: out.append(Result(n, tuple(Line(**l) for l in seen[n]['lines']))); continue
         out.append(_preflight(study, n, service, problems, data_dir, runs_dir))
         record_preflight(study, out[-1], runs_dir)
     return out
 
-# %% ../nbs/18a_stages.ipynb #931d5aad
+# %% ../nbs/18a_stages.ipynb #77f8ce54
 def gradient_cosine(
     study, # A Study
     pilots:dict, # Arm -> Pilot
@@ -119,7 +123,7 @@ def gradient_cosine(
     "Cosine between the gradients of an advantage and of the group mean, on one step's fresh rollouts of training prompts at the initial weights."
     try: a = replayable(Evidence({}, pilots)).arm
     except LookupError as e: return Seen(None, str(e)) # what the check is to report
-    s,service = study.spec,connect(base_url, study.spec.base_model, known=known_checkpoints(study, runs_dir))
+    s,service = study.spec,_connect(study, runs_dir, base_url)
     client = open_client(study, a, service, runs_dir)
     sampler = resolve(client.save_weights_and_get_sampling_client(name=f'cosine-{time.time_ns()}'))
     rollouts = sample_rollouts(sampler, client.get_tokenizer(), _training_problems(study, a.groups_per_batch, data_dir), s.prompt, s.sampling, a.group_size, s.max_seq_len, (a.seed, 0), grader=s.grader, reward=s.task.reward)
@@ -130,13 +134,13 @@ def gradient_cosine(
     n = compare_gradients(client, of(own), of(base), of(-base))
     return Seen(n.cosine, f'{a.name}: {len(rollouts)} rollouts, norms {n.first:.4g} and {n.second:.4g}') if n else Seen(None, 'the endpoint reports no gradient norm')
 
-# %% ../nbs/18a_stages.ipynb #a3addbd4
+# %% ../nbs/18a_stages.ipynb #c2bced1f
 def _evidence(study, runs_dir, base_url, data_dir):
     "Rows of the pilots, and held-out samples where a check asks for them."
     s,pilots = study.spec,read_pilots(study, runs_dir)
     heldout,t = {},s.roles.get('treatment')
     if any(c.metric=='baseline_reward_corr' for c in study.gates) and t in pilots:
-        service,a = connect(base_url, s.base_model, known=known_checkpoints(study, runs_dir)), study.arm(t)
+        service,a = _connect(study, runs_dir, base_url), study.arm(t)
         wanted,problems = last_prompts(pilots[t].rollouts), {p.id: p for p in load_task(s.task.name, s.task.train_split, data_dir)}
         sampler = resolve(service.create_sampling_client(model_path=completed(study, t, runs_dir, 'pilot')[1]['sampler_path']))
         heldout = heldout_means(sampler, open_client(study, a, service, runs_dir).get_tokenizer(), [problems[k] for k in wanted], s, seed=a.seed)
@@ -171,7 +175,7 @@ def run_pilot(
     study = amend(study, calibration_changes(study, cal.values[1]), f'registered calibration: {why}', runs_dir)
     return _pilot(study, runs_dir, base_url, data_dir, cal.max_wall_minutes, calibration=why)
 
-# %% ../nbs/18a_stages.ipynb #00f3761e
+# %% ../nbs/18a_stages.ipynb #948de708
 def run_feasibility(
     study, # A Study
     runs_dir=None, # Folder of all studies
@@ -189,7 +193,7 @@ def run_feasibility(
         folder,result = done
         manifest = json.loads((folder/'manifest.json').read_text(encoding='utf-8'))
         if eval_s is None:
-            service = connect(base_url, s.base_model, known=known_checkpoints(study, runs_dir))
+            service = _connect(study, runs_dir, base_url)
             sampler = resolve(service.create_sampling_client(model_path=result['sampler_path']))
             rows = partial(greedy_rows, sampler, open_client(study, a, service, runs_dir).get_tokenizer(), prompt=s.prompt, max_tokens=s.eval.max_tokens, grader=s.grader)
             eval_s = time_evaluation(rows, _training_problems(study, timed, data_dir), s.eval.n_examples)

@@ -6,14 +6,14 @@
 __all__ = ['KEPT', 'KEPT_ROLLOUTS', 'BESIDE', 'held_out', 'execute', 'collect', 'Waiting', 'decide', 'notebook', 'only_declared',
            'run_arm', 'run_study', 'keep']
 
-# %% ../nbs/18_study.ipynb #71587842
+# %% ../nbs/18_study.ipynb #d69d84a0
 import ast, json, os, shutil, sys, tempfile, time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 import pandas as pd
 import rxnb
 from .budget import OverBudget, meter
-from .connect import connect, describe, endpoint, resolve
+from .connect import connect, describe, resolve
 from .decision import Decision, items_of, joint_hoeffding, threshold_rule
 from .evaluate import greedy_rows, summarise
 from .grading import check_task, grader_id
@@ -168,7 +168,7 @@ def _attempt(recipe, stage, service, runs_dir, lock, kept, every, items, curve):
     tell(state='succeeded', step=facts['steps'])
     return result
 
-# %% ../nbs/18_study.ipynb #f43b0c2a
+# %% ../nbs/18_study.ipynb #c2556eae
 def execute(
     study:Study, # What is registered
     arm:str, # Name of an arm
@@ -184,7 +184,7 @@ def execute(
     items,curve = (held_out(study, k, data_dir) if full and getattr(study.spec, k) else [] for k in ('eval','curve'))
     if done := completed(study, arm, runs_dir, stage): return done[1]
     if full: require_ready(study, runs_dir)
-    if endpoint(base_url) is None: check_weights(study)
+    check_weights(study, base_url)
     service = connect(base_url, study.spec.base_model, keep_in=(kept := study_dir(study, runs_dir)/arm/'.checkpoints'), known=known_checkpoints(study, runs_dir))
     lock = lock_arm(study, arm, runs_dir)
     try: return done[1] if (done := completed(study, arm, runs_dir, stage)) else _attempt(recipe, stage, service, runs_dir, lock, kept, every, items, curve) # done by the process that had the lock
@@ -307,7 +307,7 @@ def run_arm(
     if not (done := completed(study, arm, runs_dir, stage)): raise RuntimeError(f'{study.name}/{arm}: the notebook ended, but no attempt is complete')
     return done[1]
 
-# %% ../nbs/18_study.ipynb #9ed25a14
+# %% ../nbs/18_study.ipynb #2097e180
 _ONE = 'import json,sys; from rxnb.study import run_arm; run_arm(**json.loads(sys.argv[1]))'
 
 def run_study(
@@ -321,7 +321,7 @@ def run_study(
     "Run every arm that is not complete, and decide; raises RuntimeError where an arm did not complete."
     study = in_force(load_spec(spec), runs_dir)
     names = [a.name for a in study.arms if controls or not a.control]
-    where = dict(spec=str(Path(spec).resolve()) if Path(spec).suffix=='.json' else spec, runs_dir=None if runs_dir is None else str(Path(runs_dir).resolve()), stage=stage, base_url=base_url)
+    where = dict(spec=str(spec), runs_dir=None if runs_dir is None else str(runs_dir), stage=stage, base_url=base_url)
     if devices is not None: side_by_side({n: [sys.executable, '-c', _ONE, json.dumps(dict(where, arm=n))] for n in names if not completed(study, n, runs_dir, stage)}, device_names(devices))
     for n in names if devices is None else ():
         print(f'== {study.name}/{n}', flush=True)

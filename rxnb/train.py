@@ -8,7 +8,7 @@ __all__ = ['STAGES', 'SIDES', 'BUILT_IN', 'Recipe', 'prepare', 'built_in', 'take
            'score_step', 'teach_critic', 'learn_step', 'Trained', 'Samplers', 'begin', 'ask_ahead', 'show_version',
            'train', 'progress_line']
 
-# %% ../nbs/14_train.ipynb #00913f0c
+# %% ../nbs/14_train.ipynb #e30d383a
 import time, weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from .lag import samplers
 from .losses import dry_run, loss_params, ratio_stats, token_loss, torch_loss
 from .resume import Keeper, State, Stopped, restore
 from .rewards import check_reward
-from .rollouts import Asked, ask_rollouts, make_datum, rollout_features, token_columns, with_others
+from .rollouts import Asked, adam_params, ask_rollouts, make_datum, rollout_features, token_columns, with_others
 from .spec import Arm, Study
 from .tasks import draw, load_task, prompt_order, require_prompts
 
@@ -170,13 +170,7 @@ def no_gradient_frac(
     _,g = token_loss(name, np.concatenate(trainer_logps(output, columns)), each('sampler_logp'), each('advantage'), each('mask'), of, **params)
     return float((_sampled(g)[(each('mask')==1) & (each('advantage')!=0)]==0).mean())
 
-# %% ../nbs/14_train.ipynb #7f5ae0bf
-def _adam(arm, optimizer):
-    "Every optimizer field, written out: the SDK's own default for eps is 1e-12."
-    from tinker import types
-    o = optimizer
-    return types.AdamParams(learning_rate=arm.lr, beta1=o.beta1, beta2=o.beta2, eps=o.eps, weight_decay=o.weight_decay, grad_clip_norm=o.grad_clip_norm)
-
+# %% ../nbs/14_train.ipynb #f7f6dbc7
 def reward_stats(
     rollouts # Rollouts of a step
 ) -> dict: # Shares and means over rollouts, none left out
@@ -221,7 +215,7 @@ def teach_critic(critic:TrainedCritic|None, rollouts) -> dict:
     loss = critic.learn([r.prompt_tokens for r in rollouts], [r.reward for r in rollouts])
     return dict(critic_loss_nats=loss, critic_infer_s=critic.infer_s, critic_train_s=critic.train_s)
 
-# %% ../nbs/14_train.ipynb #444ca517
+# %% ../nbs/14_train.ipynb #d62ef304
 def learn_step(
     recipe:Recipe,
     client, # A tinker TrainingClient
@@ -238,7 +232,7 @@ def learn_step(
     sent = submit_loss(client, columns, *method)
     meanwhile()
     loss,ratios = checked_loss(output := sent.result(), columns)
-    stepped = client.optim_step(_adam(recipe.arm, recipe.study.spec.optimizer)).result()
+    stepped = client.optim_step(adam_params(recipe.study.spec.optimizer, recipe.arm.lr)).result()
     norm = (stepped.metrics or {}).get('unclipped_grad_l2:mean')
     return dict(stats, skipped=None, loss_sum=loss, grad_norm=None if norm is None else float(norm), no_gradient_frac=no_gradient_frac(output, columns, *method), **ratios)
 

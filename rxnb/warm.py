@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['reply_tokens', 'taught', 'check_weights', 'run_warm_start', 'read_warm_start', 'known_checkpoints', 'open_client']
 
-# %% ../nbs/13a_warm.ipynb #883ec2e5
+# %% ../nbs/13a_warm.ipynb #f9d94f61
 import json, time
 import numpy as np
 from .connect import connect, describe, endpoint, resolve
 from .fields import sha256_of
 from .gguf import check_origin
 from .records import study_dir, write_json
+from .rollouts import adam_params
 from .serve import find_model
 from .spec import in_force, seal
 from .tasks import draw, load_task, prompt_order, render, require_prompts, worked
@@ -39,7 +40,7 @@ def taught(
     weights = lambda a,b: np.concatenate([np.zeros(len(a)-1, np.float32), np.full(len(b), 1/total, np.float32)])
     return [types.Datum(model_input=types.ModelInput.from_ints((a+b)[:-1]), loss_fn_inputs=dict(target_tokens=np.array((a+b)[1:], np.int64), weights=weights(a,b))) for a,b in pairs]
 
-# %% ../nbs/13a_warm.ipynb #ae6f5305
+# %% ../nbs/13a_warm.ipynb #c481b299
 def _identity(spec):
     "The sha256 of all that the weights after a warm start depend on."
     parts = spec.model_dump(mode='json', include={'base_model','weights','warm_start','lora_rank','max_seq_len','prompt','optimizer'})
@@ -51,16 +52,17 @@ def _same(study, runs_dir):
         out = json.loads(f.read_text(encoding='utf-8'))
         if out['identity']==_identity(study.spec): return dict(out, taken_from=out.get('taken_from', f.parent.name))
 
-def check_weights(study):
+def check_weights(
+    study, # A Study
+    base_url:str=None, # Where it will be run; another endpoint than the embedded backend answers for its own weights
+):
     "Raise ValueError where the study names the file of its base model, and the folder on this machine that the embedded backend loads is not made from it."
     s = study.spec
-    if s.weights: check_origin(find_model(s.base_model)[1], s.weights.sha256)
+    if s.weights and endpoint(base_url) is None: check_origin(find_model(s.base_model)[1], s.weights.sha256)
 
 def _teach(client, spec, problems, order, row):
     "The steps; `row` takes what each came to. Raises FloatingPointError before a step on a loss that is not finite."
-    from tinker import types
-    w,o = spec.warm_start,spec.optimizer
-    adam = types.AdamParams(learning_rate=w.lr, beta1=o.beta1, beta2=o.beta2, eps=o.eps, weight_decay=o.weight_decay, grad_clip_norm=o.grad_clip_norm)
+    w,adam = spec.warm_start,adam_params(spec.optimizer, spec.warm_start.lr)
     for step in range(w.steps):
         began = time.perf_counter()
         batch = [problems[i] for i in draw(order, step*w.batch_size, w.batch_size)]
@@ -69,7 +71,7 @@ def _teach(client, spec, problems, order, row):
         client.optim_step(adam).result()
         row(dict(step=step, loss_nats=loss, rows=[p.id for p in batch], step_s=time.perf_counter()-began))
 
-# %% ../nbs/13a_warm.ipynb #bccf5d7b
+# %% ../nbs/13a_warm.ipynb #9689320f
 def run_warm_start(
     study, # A Study
     runs_dir=None, # Folder of all studies
@@ -88,7 +90,7 @@ def run_warm_start(
         return same
     problems = load_task(s.task.name, s.warm_start.split, data_dir)
     require_prompts(len(problems), s.warm_start.steps, s.warm_start.batch_size)
-    if endpoint(base_url) is None: check_weights(study)
+    check_weights(study, base_url)
     seal(study, runs_dir)
     service = connect(base_url, s.base_model, keep_in=folder/'.warm_start')
     client = resolve(service.create_lora_training_client(base_model=s.base_model, rank=s.lora_rank, seed=s.warm_start.seed))

@@ -1,5 +1,6 @@
 "The verdicts of the studies on a real model, recomputed from the rows that are kept."
 import json, shutil
+from datetime import datetime
 from pathlib import Path
 import pytest
 from rxnb.records import completed, read_rows
@@ -33,11 +34,13 @@ def test_a_changed_row_changes_what_is_decided(name, tmp_path):
     assert value(decide(study, tmp_path))>value(before)+.5
 
 def test_sealed_before_the_first_step():
-    "Every arm began after its study was sealed, and none saw the test split before it had ended."
+    "Every arm began after its study was sealed, under that spec, and graded the whole test split after all its steps."
     for name in ('h200_gs1','h200_tailrl_lag','h200_centering'):
         sealed = json.loads((results/name/'sealed.json').read_text())
+        at = datetime.fromisoformat(sealed['time_utc'].replace('Z', '+00:00')).timestamp()
         for manifest in results.glob(f'{name}/*/attempt_*/manifest.json'):
             m = json.loads(manifest.read_text())
+            assert m['started_s']>at
             assert m['spec_sha256']==sealed['sha256'] and m['task']['eval_split']=='test' and m['task']['train_split']=='train[4352:]'
             steps,last = read_rows(manifest.parent/'steps.jsonl'), json.loads((manifest.parent/'result.json').read_text())
             assert len(steps)==32==last['steps'] and last['eval']['n']==1319
