@@ -5,18 +5,18 @@
 # %% auto #0
 __all__ = ['list_studies', 'show_study', 'run', 'conclude', 'main']
 
-# %% ../nbs/18c_console.ipynb #739bf3a7
+# %% ../nbs/18c_console.ipynb #5ef836fd
 import argparse, json, subprocess, sys, time
 from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from .records import completed, study_dir
 from .report import report, sentence
 from .spec import in_force, load_spec, spec_names
 from .study import decide, notebook
 
-# %% ../nbs/18c_console.ipynb #6f895914
+# %% ../nbs/18c_console.ipynb #2be95086
 def _status(study, runs_dir):
     "What status.json says, or None."
     f = study_dir(study, runs_dir)/'status.json'
@@ -39,7 +39,7 @@ def list_studies(runs_dir=None) -> Table:
 
 def show_study(study, runs_dir=None) -> Table:
     "The arms of a study: what each is, and what came of it."
-    t = Table('arm', 'advantage', 'loss', 'lag', 'prompts × rollouts', 'state', 'accuracy', title=f'{study.name} ({study.sha256[:12]}): {study.spec.title}')
+    t = Table(Column('arm', no_wrap=True), *(Column(c, overflow='fold') for c in ('advantage', 'loss', 'lag', 'prompts × rollouts', 'state', 'accuracy')), title=f'{study.name} ({study.sha256[:12]}): {study.spec.title}')
     said = (_status(study, runs_dir) or {}).get('arms', {})
     for a in study.arms:
         done = completed(study, a.name, runs_dir)
