@@ -76,7 +76,7 @@ def splits_overlap(
     (a,a0,a1),(b,b0,b1) = split_rows(a),split_rows(b)
     return a==b and (b1 is None or a0<b1) and (a1 is None or b0<a1)
 
-# %% ../nbs/00_fields.ipynb #d08a4e3a
+# %% ../nbs/00_fields.ipynb #9ad387f8
 class Task(Part):
     "Which problems; splits are never mixed: training and pilot see `train_split` only."
     name: str # A task of `rxnb.tasks`
@@ -100,6 +100,7 @@ class Prompt(Part):
     prefix: str # Before the question
     suffix: str # After the question
     chat_template_kwargs: dict # For the chat template, such as enable_thinking
+    pinned: dict[str,list[Whole]]|None = None # Question -> the token ids that its prompt must have; another template of the endpoint is refused
 
     @model_validator(mode='after')
     def _template(self):

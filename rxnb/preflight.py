@@ -7,11 +7,11 @@ __all__ = ['REFERENCES', 'LOSS_TOLERANCE', 'GRADIENT_TOLERANCE', 'HALF_NATS', 'P
            'record_preflight', 'read_preflight', 'reference_kernel', 'reference_group_std', 'reference_shrinkage',
            'reference_running', 'reference_spo', 'advantage_check', 'fixed_batch', 'both_sides', 'still',
            'weighted_datums', 'Norms', 'compare_gradients', 'gradient_lines', 'first_of', 'correctness', 'Off',
-           'switched_off', 'off_equals_baseline', 'greedy', 'probe', 'restoration', 'check_samplers', 'Measured',
-           'feasibility_problems', 'feasibility', 'measure_pilot', 'time_evaluation', 'solve_arith', 'audit_generated',
-           'wanted_preflights', 'standing_preflights', 'not_ready', 'require_ready']
+           'switched_off', 'off_equals_baseline', 'greedy', 'probe', 'restoration', 'pinned_line', 'check_samplers',
+           'Measured', 'feasibility_problems', 'feasibility', 'measure_pilot', 'time_evaluation', 'solve_arith',
+           'audit_generated', 'wanted_preflights', 'standing_preflights', 'not_ready', 'require_ready']
 
-# %% ../nbs/13_preflight.ipynb #772507f8
+# %% ../nbs/13_preflight.ipynb #1196c29e
 import copy, json, math, re, time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +24,7 @@ from .losses import loss_params, token_loss
 from .records import study_dir, write_json
 from .rollouts import request_seed, rollout_features, sample_rollouts, token_columns, with_others
 from .spec import EXECUTED, canonical_json, lineage
-from .tasks import render, shared_questions
+from .tasks import check_pinned, render, shared_questions
 
 # %% ../nbs/13_preflight.ipynb #6c87dcd2
 @dataclass(frozen=True)
@@ -514,7 +514,14 @@ def _split_line(client, columns, loss, submit, rtol):
     if n is None: return Line('split invariance', 'unknown', 'a gradient norm', False, 'the endpoint reports none')
     return at_most(f'split invariance: {len(columns)} = {half} + {len(columns)-half}', n.apart/n.second if n.second else math.inf, rtol, 'relative distance of the gradients')
 
-# %% ../nbs/13_preflight.ipynb #a2f1b5ba
+# %% ../nbs/13_preflight.ipynb #d0b0b37b
+def pinned_line(tokenizer, prompt) -> list: # One Line, or none where the spec pins nothing
+    "Are the prompts those that the spec pins?"
+    if not prompt.pinned: return []
+    try: return [Line('pinned prompts', f'{check_pinned(tokenizer, prompt)} as pinned', 'all', True)]
+    except ValueError as e: return [Line('pinned prompts', 'another', 'all', False, str(e))]
+
+# %% ../nbs/13_preflight.ipynb #5594c9d1
 HALF_NATS = 1e-3 # largest |log-ratio| on-policy: below it an endpoint computes in full precision, above it in half
 
 def check_samplers(
@@ -549,7 +556,7 @@ def check_samplers(
     live = resolve(service.create_sampling_client(model_path=client.save_weights_for_sampler(f'{stamp}-v1').result().path))
     kept,moved = ask(frozen, 0., [0]*8)==together, ask(live, 0., [0]*8)!=together
     flips = float(np.mean([a!=b for a,b in zip(together, alone)]))
-    return Result('endpoint', (Line('frozen sampler after a step', 'unchanged' if kept else 'changed', 'unchanged', kept),
+    return Result('endpoint', (*pinned_line(tokenizer, spec.prompt), Line('frozen sampler after a step', 'unchanged' if kept else 'changed', 'unchanged', kept),
         Line('new sampler after a large step', 'changed' if moved else 'unchanged', 'changed', moved, 'otherwise the line above says nothing'), split,
         at_most('on-policy: mean |log-ratio|, nats', float(apart.mean()), max_log_ratio, f'largest {apart.max():.2g} of {len(apart)} tokens'),
         at_most('greedy flip rate between batch shapes', flips, max_flips[half], 'eight at once against one by one'),

@@ -89,7 +89,7 @@ def environment() -> dict: # Versions, commit, threads, CPU capability
         git_commit=_git('rev-parse','HEAD'), git_clean=None if (s := _git('status','--porcelain')) is None else s=='',
         threads=torch.get_num_threads(), cpu_capability=torch.backends.cpu.get_cpu_capability(), cuda=torch.cuda.get_device_name() if torch.cuda.is_available() else None)
 
-# %% ../nbs/10_records.ipynb #314e2df5
+# %% ../nbs/10_records.ipynb #4c1f484c
 STAGES = {'full':'attempt', 'pilot':'pilot'}
 COMPLETE = {'full':'succeeded', 'pilot':'pilot'} # status of a complete attempt
 
@@ -99,7 +99,7 @@ class Attempt:
     path: Path # runs/<study>/<arm>/attempt_<n>
     spec_sha256: str # Carried by every row
     lock: FileLock = field(repr=False)
-    records_s: float = 0. # Spent writing rows
+    records_s: dict = field(default_factory=dict) # Seconds spent writing rows, by the name of their file
 
     def append(self,
         name:str, # 'steps', 'rollouts', 'curve' or 'eval'
@@ -108,7 +108,7 @@ class Attempt:
         "Append rows to <name>.jsonl, each with the hash of the spec and the time."
         began,now = time.perf_counter(),time.time()
         append_rows(self.path/f'{name}.jsonl', [dict(r, time_s=now, spec_sha256=self.spec_sha256) for r in rows])
-        self.records_s += time.perf_counter()-began
+        self.records_s[name] = self.records_s.get(name, 0.)+time.perf_counter()-began
 
     def rows(self,
         name:str # As of `append`

@@ -77,7 +77,7 @@ def sentence(
     return (f'{decision.outcome}: {_contrast(decision.weights)} = {_num(decision.mean)}, {1-decision.alpha:.0%} interval [{_num(decision.lower)}, {_num(decision.upper)}] over {decision.n:,} items, '
             f'against a margin of {_num(decision.margin, 3)}.')
 
-# %% ../nbs/18b_report.ipynb #f26161f6
+# %% ../nbs/18b_report.ipynb #8616a7e1
 def _outcome(decision): return getattr(decision, 'outcome', 'waiting')
 
 def _verdict(study, decision, at):
@@ -87,6 +87,7 @@ def _verdict(study, decision, at):
     figure = f'<div class="wide">{_svg(plot_decision(decision), "The interval of the rule beside its margin: "+sentence(decision))}</div>' if isinstance(decision, Decision) else ''
     file = at.folder/'decision.json'
     link = f'<p class="soft">Every part of it: {at.cite("decision.json", "decision.json")}</p>' if file.exists() and getattr(decision, 'outcome', None) else ''
+    if link: link += ''.join(f'<p>{esc(n)}.</p>' for n in json.loads(file.read_text(encoding='utf-8')).get('notes', ()))
     sealed = at.folder/'sealed.json'
     seal = json.loads(sealed.read_text(encoding='utf-8')) if sealed.exists() else None
     when = f'Sealed {at.cite(seal["time_utc"], "sealed.json", "time_utc")} as {at.cite(seal["sha256"][:12], "sealed.json", "sha256")}.' if seal else 'Not sealed.'

@@ -6,7 +6,7 @@
 __all__ = ['NAMES', 'ITEMS', 'CONTAINERS', 'FAMILIES', 'ARITH_SPLITS', 'ARITH_CORPUS_SEED', 'SOURCES', 'PROMPT_ORDER', 'Problem',
            'Family', 'worked_steps', 'solution', 'wrong_solution', 'arith_corpus', 'fingerprint', 'gold_of',
            'with_options', 'Source', 'check_problems', 'load_task', 'shared_questions', 'worked', 'prompt_order',
-           'require_prompts', 'draw', 'render']
+           'require_prompts', 'draw', 'render', 'check_pinned']
 
 # %% ../nbs/01_tasks.ipynb #3beee2dc
 import hashlib, json, os, random, re, tempfile
@@ -325,3 +325,14 @@ def render(tokenizer, # of transformers, or the one a tinker client hands out
            ) -> list[int]: # token ids that end where the reply begins
     "The token ids of a question in its prompt."
     return [int(i) for i in {'chat': _chat_ids, 'plain': _plain_ids}[prompt.renderer](tokenizer, question, prompt)]
+
+# %% ../nbs/01_tasks.ipynb #4c8c1d2d
+def check_pinned(tokenizer, # of the endpoint's model
+                 prompt: Prompt,
+                 ) -> int: # prompts compared
+    "Compare the prompts that a spec pins, token by token; raises ValueError naming the first that differs, and where."
+    for question, pinned in (prompt.pinned or {}).items():
+        if (got := render(tokenizer, question, prompt)) == pinned: continue
+        at = next((i for i, (a, b) in enumerate(zip(got, pinned)) if a != b), min(len(got), len(pinned)))
+        raise ValueError(f'the prompt of {question!r} has {len(got)} tokens, pinned are {len(pinned)}; they differ from token {at} on: {tokenizer.decode(got[at:at+8])!r} instead of {tokenizer.decode(pinned[at:at+8])!r}')
+    return len(prompt.pinned or {})

@@ -118,7 +118,7 @@ def install(point, nth):
     hit = at(nth, die)
     {'sampling': lambda: after(tinker.SamplingClient, 'sample', hit), 'loss': lambda: before(train, 'checked_loss', hit), 'checked': lambda: after(train, 'checked_loss', hit),
      'optimizer': lambda: before(resume.Keeper, 'sampler', hit), 'sampler': lambda: after(resume.Keeper, 'sampler', hit), 'critic': lambda: after(train, 'teach_critic', hit), 'row': lambda: half_written(nth),
-     'state': lambda: half_json(resume, 'state.json', nth), 'removing': lambda: before(resume, 'remove', hit), 'curve': lambda: grading('curve', nth), 'eval': lambda: grading('eval', nth),
+     'state': lambda: half_json(resume, 'state.json', nth), 'removing': lambda: before(resume, 'ask_removal', hit), 'step': lambda: after(study, 'progress_line', hit), 'curve': lambda: grading('curve', nth), 'eval': lambda: grading('eval', nth),
      'packed': lambda: after(records, 'pack_rollouts', hit), 'result': lambda: half_json(records, 'result.json', nth), 'taking along': lambda: after(resume, 'append_rows', hit),
      'decision': lambda: half_json(study, 'decision.json', nth), 'nan': lambda: nan(nth), 'poison': lambda: poison(nth), 'full disk': lambda: full_disk(nth), '429': storm, 'clock': lambda: clock_back(nth),
      'interrupt': lambda: after(study, 'progress_line', at(nth, lambda: signal.raise_signal(signal.SIGINT))), 'slow': lambda: after(study, 'progress_line', lambda: time.sleep(.3)), None: lambda: None}[point]()

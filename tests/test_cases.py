@@ -10,7 +10,10 @@ from rxnb.spec import amend, in_force, load_spec, seal
 from rxnb.study import decide, execute
 
 here = Path(__file__).parent
-CASES = {r['id']: r for r in json.loads((here/'cases.json').read_text(encoding='utf-8'))}
+def of_areas(*areas): return {r['id']: r for r in json.loads((here/'cases.json').read_text(encoding='utf-8')) if r['area'] in areas}
+
+AREAS = ('spec','stats')
+CASES = of_areas(*AREAS)
 
 def case(id): return CASES[id]['given'],CASES[id]['want']
 def of(study, code): return [f for f in study.findings if f.code==code]
@@ -154,23 +157,25 @@ def test_s17_a_partial_evaluation(tmp_path):
 
 # The mapping itself
 
-def named(id): return [n for n in globals() if n.startswith(f'test_{id}_')]
+def check_mapping(tests, cases):
+    "Every case has one test, and every test a case."
+    found = [m[1] for n in tests if (m := re.match(r'test_([a-z]\d\d)_', n))]
+    assert sorted(found)==sorted(cases)
 
-def test_every_case_has_one_test():
-    assert len(CASES)==18 and all(len(named(id))==1 for id in CASES)
-    assert {n.split('_')[1] for n in globals() if re.match(r'test_[a-z]\d\d_', n)}==set(CASES)
-
-def test_the_cases_are_those_of_the_file():
+def check_source(cases, areas):
     "Where the file of cases is at hand: the same ids, and every figure of a row here stands in the row there."
     path = here.parents[1]/'shared'/'cases'/'cases.jsonl'
     if not path.exists(): pytest.skip(f'no {path}: the file of cases does not ship with the package')
-    theirs = {r['id']: r for r in map(json.loads, path.read_text(encoding='utf-8').splitlines()) if r['area'] in ('spec','stats')}
-    assert set(CASES)==set(theirs) and all(CASES[k]['area']==r['area'] for k,r in theirs.items())
+    theirs = {r['id']: r for r in map(json.loads, path.read_text(encoding='utf-8').splitlines()) if r['area'] in areas}
+    assert set(cases)==set(theirs) and all(cases[k]['area']==r['area'] for k,r in theirs.items())
     def figures(x):
         if isinstance(x, dict): return [f for v in x.values() for f in figures(v)]
         if isinstance(x, list): return [f for v in x for f in figures(v)]
         return [float(x)] if isinstance(x, (int,float)) and not isinstance(x, bool) else []
     for id,r in theirs.items():
         known = figures(r) + [float(n) for n in re.findall(r'(?<![\w.])\d*\.?\d+(?:e-?\d+)?', json.dumps(r))]
-        missing = [f for k in ('given','want') for f in figures(CASES[id][k]) if not any(abs(f-x)<=1e-9 for x in known)]
+        missing = [f for k in ('given','want') for f in figures(cases[id][k]) if not any(abs(f-x)<=1e-9 for x in known)]
         assert not missing, (id, missing)
+
+def test_every_case_has_one_test(): assert len(CASES)==18; check_mapping(globals(), CASES)
+def test_the_cases_are_those_of_the_file(): check_source(CASES, AREAS)
