@@ -206,7 +206,7 @@ def collect(
         items[a.name] = items_of(rows)
     return items, missing
 
-# %% ../nbs/18_study.ipynb #c41d0c1c
+# %% ../nbs/18_study.ipynb #0170022d
 def regrade(
     folder, # Of an attempt
     grader:str, # Name of the grader in the spec
@@ -236,7 +236,8 @@ def evaluate_again(
     s,items = study.spec, held_out(study, 'eval', data_dir)
     service = connect(base_url, s.base_model, known=[study_dir(study, runs_dir)/arm/'.checkpoints'])
     sampler,f = resolve(service.create_sampling_client(model_path=done[1]['sampler_path'])), done[0]/'again.jsonl'
-    rows = [r for some in greedy_rows(sampler, sampler.get_tokenizer(), items, s.prompt, s.eval.max_tokens, s.grader, in_flight) for r in some]
+    tokenizer = resolve(service.create_lora_training_client(base_model=s.base_model, rank=1, seed=0)).get_tokenizer()
+    rows = [r for some in greedy_rows(sampler, tokenizer, items, s.prompt, s.eval.max_tokens, s.grader, in_flight) for r in some]
     f.unlink(missing_ok=True)
     append_rows(f, rows)
     return flips(read_rows(done[0]/'eval.jsonl'), rows)

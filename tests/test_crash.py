@@ -45,13 +45,13 @@ def finish(runs, raw, arm, *args, **kw):
 def said(runs): return (Path(runs).parent/'log.txt').read_text()
 
 def outcome(runs, raw, arm):
-    "All that a run leaves, but for times: rows, rollouts, items, weights."
+    "All that a run leaves, but for times and for what had to be asked twice: rows, rollouts, items, weights."
     study = load_spec(raw)
     folder,result = completed(study, arm, runs)
-    bare = lambda rows: [{k: v for k,v in r.items() if not k.endswith('_s')} for r in rows]
+    bare = lambda rows: [{k: v for k,v in r.items() if not k.endswith('_s') and k!='retries'} for r in rows]
     sampler, = (study_dir(study, runs)/arm/'.checkpoints').glob(f'{result["sampler_path"].split("/")[2].replace(":","_")}/sampler_weights/*.safetensors')
     assert result['version']==sum(not r['skipped'] for r in read_rows(folder/'steps.jsonl')) # updates: none lost, none twice
-    return dict({n: bare(read_rows(folder/f'{n}.jsonl')) for n in ('steps','curve','eval','checkpoints') if (folder/f'{n}.jsonl').exists()}, accuracy=result['eval'],
+    return dict({n: bare(read_rows(folder/f'{n}.jsonl')) for n in ('steps','curve','eval','checkpoints') if (folder/f'{n}.jsonl').exists()}, accuracy={k: v for k,v in result['eval'].items() if k!='n_retried'},
         rollouts=pd.read_parquet(folder/'rollouts.parquet').drop(columns='time_s').to_json(), weights={k: v.numpy().tobytes() for k,v in load_file(sampler).items()})
 
 @pytest.fixture(scope='module')
@@ -238,7 +238,7 @@ def test_endpoint(tmp_path, whole, restarted):
     finally: p.kill(); p.wait()
     study = load_spec(STUDIES[name])
     folder,_ = completed(study, arm, runs)
-    bare = lambda rows: [{k: v for k,v in r.items() if not k.endswith('_s')} for r in rows]
+    bare = lambda rows: [{k: v for k,v in r.items() if not k.endswith('_s') and k!='retries'} for r in rows]
     assert all(bare(read_rows(folder/f'{n}.jsonl'))==whole(name, arm)[n] for n in ('steps','curve','eval'))
     assert len(attempts(study, arm, runs))==1+restarted
     TABLE.append(('endpoint restarted','fails with its answer; goes on from its checkpoint folder, equal') if restarted else ('endpoint silent for 30 s','one attempt, equal'))
@@ -266,3 +266,43 @@ def test_notebook(tmp_path, whole, monkeypatch, accident):
     run_arm(str(spec), arm, runs)
     same(runs, name, arm, whole)
     TABLE.append({'exit':('a notebook cell that exits','RuntimeError: nothing was completed'), 'kill':('SIGKILL of the kernel','failed (Killed); goes on from its rows, equal')}[accident])
+
+DOORS = {'run_arm': lambda spec, arm, runs, url: [sys.executable, '-c', 'import sys; from rxnb.study import run_arm; run_arm(*sys.argv[1:4], base_url=sys.argv[4])', spec, arm, runs, url],
+    'rxnb study run': lambda spec, arm, runs, url: [sys.executable, '-m', 'rxnb.console', 'study', 'run', spec, '--runs-dir', runs, '--base-url', url],
+    'papermill': lambda spec, arm, runs, url: [sys.executable, '-m', 'papermill', str(notebook('run_arm.ipynb')), f'{runs}.ipynb', '--no-progress-bar', *(x for k,v in dict(spec=spec, arm=arm, runs_dir=runs, base_url=url).items() for x in ('-r', k, v))]}
+ENDED = {('run_arm',1): 'the step ends and is saved', ('rxnb study run',1): 'the step ends and is saved', ('run_arm',2): 'ends at once; steps since the last state are run again', ('rxnb study run',2): 'ends at once; steps since the last state are run again',
+    ('papermill',1): 'ends after 5 s; steps since the last state are run again'}
+
+@slow
+@pytest.mark.parametrize('door,times', ENDED, ids=lambda x: str(x))
+def test_interrupted_at_the_door(tmp_path, whole, door, times):
+    "A real Ctrl-C while a step takes longer than Jupyter waits for a kernel: its endpoint is silent for eight seconds."
+    runs,name,arm = tmp_path/'runs','gs1_tiny','grpo_gs8'
+    runs.mkdir()
+    spec = tmp_path/f'{name}.json'; spec.write_text(json.dumps(STUDIES[name]))
+    study,rows = load_spec(STUDIES[name]),lambda: [r for f in runs.glob(f'*/{arm}/attempt_1/steps.jsonl') for r in read_rows(f)]
+    p,url = server(tmp_path/'kept')
+    with open(tmp_path/'log.txt', 'w') as out: child = subprocess.Popen(DOORS[door](*map(str, (spec, arm, runs, url))), stdout=out, stderr=out, cwd=tmp_path, env=dict(os.environ, RXNB_CHECKPOINT_EVERY='2' if times==2 or door=='papermill' else '0'), start_new_session=True)
+    try:
+        while len(rows())<3: assert child.poll() is None, said(runs); time.sleep(.02)
+        os.kill(p.pid, signal.SIGSTOP); before = len(rows())
+        for _ in range(times): child.send_signal(signal.SIGINT); time.sleep(1)
+        if ENDED[door,times].startswith('ends'): child.wait(120) # while the endpoint is still silent
+        else:
+            time.sleep(7)
+            assert child.poll() is None and 'stopping when this step is done and saved' in said(runs), said(runs)
+        os.kill(p.pid, signal.SIGCONT)
+        assert child.wait(120)!=0
+        after = len(rows())
+        if ENDED[door,times].startswith('ends'): assert after==before, said(runs)
+        else:
+            folder,_,result = attempts(study, arm, runs)[0]
+            assert result['status']=='interrupted' and after==before+1==json.loads((folder/'state.json').read_text())['step']
+            assert 'run the same cell or command again' in said(runs) and said(runs).count('stopping when')<=2
+        assert not is_running(study, arm, runs)
+        assert finish(runs, STUDIES[name], arm, base_url=url)==0, said(runs)
+    finally: p.kill(); p.wait()
+    folder,_ = completed(study, arm, runs)
+    bare = lambda rows: [{k: v for k,v in r.items() if not k.endswith('_s') and k!='retries'} for r in rows]
+    assert all(bare(read_rows(folder/f'{n}.jsonl'))==whole(name, arm)[n] for n in ('steps','curve','eval'))
+    TABLE.append((f'Ctrl-C{", twice," if times==2 else ""} at `{door}` while a step takes 8 s', f'{ENDED[door,times]}; goes on when run again, equal'))
