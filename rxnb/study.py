@@ -135,7 +135,7 @@ def _failed(attempt, tell, e, facts):
         tell(state='over_budget' if status=='over_budget' else 'failed', cause=f'{type(e).__name__}: {e}')
     except OSError as full: e.add_note(f'and {attempt.path/"result.json"} could not be written: {full}')
 
-# %% ../nbs/18_study.ipynb #5d63c714
+# %% ../nbs/18_study.ipynb #0e9bce97
 def _train_and_grade(recipe, service, client, attempt, start, keeper, spending, tell, items, curve, facts):
     "Train an arm from where it stands and grade its items; `facts` is filled with what result.json says of it."
     tokenizer,full = client.get_tokenizer(), bool(items)
@@ -153,7 +153,7 @@ def _attempt(recipe, stage, service, runs_dir, lock, kept, every, items, curve):
     "One attempt of an arm whose lock is held, from its first instruction to result.json."
     study,arm = recipe.study,recipe.arm.name
     client,folder,start = _open(recipe, service, runs_dir, stage)
-    check_pinned(client.get_tokenizer(), study.spec.prompt)
+    if study.spec.prompt.pinned: check_pinned(client.get_tokenizer(), study.spec.prompt)
     gpus,tell = _gpus(describe(service, client)), _teller(recipe, runs_dir, stage=='full')
     seal(study, runs_dir)
     spending,warm = meter(study, recipe.arm, gpus, runs_dir), read_warm_start(study, runs_dir)['path'] if study.spec.warm_start else None

@@ -219,7 +219,7 @@ def test_r02_sent_again(service):
 def test_r03_a_loss_that_is_no_number(tmp_path, monkeypatch):
     given,want = case('r03')
     raw,updates = tiny(steps=given['step']+1, batch_size=8, arms=('grpo_gs8',)),[]
-    raw['arms'][0]['groups_per_batch'] = 1; study = load_spec(raw)
+    raw['arms'][0]['groups_per_batch'] = 1; raw['sampling']['max_tokens'] = 4; study = load_spec(raw)
     def bad(*a):
         future = submit_loss(*a)
         class Sent:
