@@ -206,19 +206,20 @@ def collect(
         items[a.name] = items_of(rows)
     return items, missing
 
-# %% ../nbs/18_study.ipynb #0170022d
+# %% ../nbs/18_study.ipynb #767726fe
 def regrade(
     folder, # Of an attempt
     grader:str, # Name of the grader in the spec
 ) -> list: # The new rows
-    "Grade the stored answers of an evaluation again with one grader; the old rows stay in eval.<their graders>.jsonl, and result.json says what is new. Nothing is sampled."
+    "Grade the stored answers of an evaluation again with one grader; the old rows stay in eval.<their graders>.jsonl, and result.json says what is new. Nothing is sampled. Raises ValueError where the attempt has not ended."
     f,done = Path(folder)/'eval.jsonl', Path(folder)/'result.json'
+    if not done.exists(): raise ValueError(f'{folder} has no result.json: its process is running, or was killed; run the arm again first')
     rows = regraded(old := read_rows(f), grader)
     shutil.copy(f, f.with_name(f'eval.{"+".join(sorted({r["grader"] for r in old}))}.jsonl'))
     (part := f.with_suffix('.part')).unlink(missing_ok=True)
     append_rows(part, rows)
     part.replace(f)
-    result = json.loads(done.read_text(encoding='utf-8')) if done.exists() else {}
+    result = json.loads(done.read_text(encoding='utf-8'))
     if 'eval' in result: write_json(done, dict(result, eval=summarise(rows), regraded_s=time.time()))
     return rows
 

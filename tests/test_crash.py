@@ -287,7 +287,9 @@ def test_interrupted_at_the_door(tmp_path, whole, door, times):
         while len(rows())<3: assert child.poll() is None, said(runs); time.sleep(.02)
         os.kill(p.pid, signal.SIGSTOP); before = len(rows())
         for _ in range(times): child.send_signal(signal.SIGINT); time.sleep(1)
-        if ENDED[door,times].startswith('ends'): child.wait(120) # while the endpoint is still silent
+        if ENDED[door,times].startswith('ends'): # while the endpoint is still silent
+            child.wait(120); patience = time.monotonic()+60
+            while is_running(study, arm, runs): assert time.monotonic()<patience, said(runs); time.sleep(.1) # a kernel looks every second whether its parent is there
         else:
             time.sleep(7)
             assert child.poll() is None and 'stopping when this step is done and saved' in said(runs), said(runs)
