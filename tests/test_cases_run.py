@@ -284,7 +284,8 @@ def test_r10_prompts_run_out(monkeypatch):
 
 def test_z01_killed_and_gone_on(tmp_path):
     given,want = case('z01')
-    raw,arm = tiny(steps=14, arms=('grpo_gs8','gs1_kernel')),'gs1_kernel'
+    raw,arm = tiny(steps=14, batch_size=8, arms=('grpo_gs8','gs1_kernel')),'gs1_kernel'
+    for a in raw['arms']: a['groups_per_batch'] = 8//a['group_size']
     runs,whole = tmp_path/'a'/'runs',tmp_path/'b'/'runs'
     for r in (runs, whole): r.mkdir(parents=True)
     assert finish(runs, raw, arm, 'step', given['crash_after_step'], given['every'])==-9, said(runs)
