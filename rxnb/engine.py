@@ -6,7 +6,7 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #dcd730ba
+# %% ../nbs/07_engine.ipynb #64427cde
 import contextvars, copy, hashlib, inspect, math, os, secrets, threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +19,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from fastcore.basics import patch
 
-from .fused import target_logp
+from .cpu import merged
+from .fused import logits, target_logp
 from .losses import torch_token_loss
 from .paged import checked, grads as fast_grads, no_grads, states, to_host
 
@@ -138,7 +139,7 @@ def _pick_device(device):
     d = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if device=='auto' else device)
     return torch.device('cuda', torch.cuda.current_device()) if d.type=='cuda' and d.index is None else d
 
-# %% ../nbs/07_engine.ipynb #983028ec
+# %% ../nbs/07_engine.ipynb #12595e05
 class Engine:
     "A frozen causal language model that trains and serves LoRA adapters; token ids only."
     def __init__(self,
@@ -170,6 +171,7 @@ class Engine:
         self.head_site = next((n for n,(m,_) in self.sites.items() if m is self.head), None)
         _check_probe(self, probe, want)
         with self.hold(): self.fast = checked(self) if self.device.type=='cuda' else None
+        self.merged = merged(self)
 
     def hidden(self, ids, cache=None, positions=None):
         "Final hidden states [B,L,H] of right-padded ids [B,L]; with a cache the keys and values go through it."
@@ -203,14 +205,14 @@ def _recomputing(engine, layer):
         return plain(*args, **kw)
     layer.forward = forward
 
-# %% ../nbs/07_engine.ipynb #b3e09ed0
+# %% ../nbs/07_engine.ipynb #7925ddc8
 def _eos_ids(model):
     ids = getattr(model.generation_config, 'eos_token_id', None)
     if ids is None: ids = model.config.get_text_config().eos_token_id
     return frozenset(ids if isinstance(ids, (list,tuple)) else [] if ids is None else [ids])
 
 def _check_probe(engine, ids, want):
-    with torch.inference_mode(): got = engine.head(engine.hidden(ids))
+    with torch.inference_mode(): got = engine.head(engine.hidden(ids)) # as the model rounds them
     far = (got.float()-want.float()).abs(); d = far.max() if engine.dtype==torch.float32 else far.square().mean().sqrt()
     if not d <= (1e-3 if engine.dtype==torch.float32 else .3)*want.float().std():
         raise ValueError(f'{engine.path!r} is not a plain stack of layers under an output matrix: its logits differ by {d:.2g} from those the engine computes')
@@ -360,10 +362,10 @@ def _check_datum(engine, i, d, name, params):
     two = lambda x: x if x.ndim==2 else x[:,None]
     return _Item(i, tokens, two(y), y.ndim==1, two(live), two(w), {k:two(v) for k,v in per.items()})
 
-# %% ../nbs/07_engine.ipynb #86f94900
+# %% ../nbs/07_engine.ipynb #a48fb1eb
 def _score(head, h, y):
     "log p of ids `y` [R,K] given final states `h` [R,H], float32."
-    z = head(h).float()
+    z = logits(h, head)
     return z.gather(-1, y) - z.logsumexp(-1, keepdim=True)
 
 def _score_chunks(head, h, y, budget=2**26):
@@ -683,7 +685,7 @@ def features(self:Engine,
             for it,h in zip(batch, parts): out[it.i] = h.mean(0).cpu().numpy()
     return out
 
-# %% ../nbs/07_engine.ipynb #3951ead2
+# %% ../nbs/07_engine.ipynb #a8532767
 def _copied(model, device):
     "A copy of a model whose tensors are on `device`; those that are there already are shared."
     memo = {id(p):nn.Parameter(p.detach().to(device), requires_grad=False) for p in model.parameters()}
@@ -705,6 +707,7 @@ def twin(self:Engine,
         if e.device==self.device: e.share = self.share = .5
         torch.cuda.synchronize(self.device); e.stream = torch.cuda.Stream(e.device, priority=-1)
         with e.hold(): e.fast = checked(e)
+    e.merged = merged(e)
     return e
 
 # %% ../nbs/07_engine.ipynb #8301453c
