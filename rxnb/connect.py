@@ -115,7 +115,7 @@ def _same_model(a, b):
     try: return find_model(a)[1]==find_model(b)[1]
     except ValueError: return False  # one of them is no model on this machine
 
-# %% ../nbs/09_connect.ipynb #de31c5a8
+# %% ../nbs/09_connect.ipynb #27e45bde
 log = logging.getLogger('rxnb.connect')
 
 def _trouble(record) -> tuple:
@@ -135,6 +135,7 @@ def counted():
     try: yield tries
     finally: _tries.reset(token)
 
+# %% ../nbs/09_connect.ipynb #96747969
 class Waiting(logging.Filter):
     "Says what the SDK waits for. A filter, because it must see records that nobody else is to see."
     def __init__(self, level:int=logging.WARNING, every_s:float=5):

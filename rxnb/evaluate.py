@@ -15,7 +15,7 @@ from .grading import grade_item, grader_id
 from .spec import Prompt
 from .tasks import render
 
-# %% ../nbs/15_evaluate.ipynb #a4785562
+# %% ../nbs/15_evaluate.ipynb #a0da1349
 IN_FLIGHT = 256 # items asked at once; the last batch is smaller
 
 def _graded(item, text, stop_reason, grader):
@@ -36,6 +36,7 @@ def _ask(sampler, tokens, params):
     from tinker import types
     with counted() as tries: return sampler.sample(prompt=types.ModelInput.from_ints(tokens), num_samples=1, sampling_params=params), tries
 
+# %% ../nbs/15_evaluate.ipynb #6b4a5153
 def _done(f): return (f.future() if hasattr(f, 'future') else f).done()
 
 def greedy_rows(

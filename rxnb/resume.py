@@ -134,7 +134,7 @@ class Keeper:
         files = [f for p in self.made[:1] if self.folder for f in Path(self.folder).glob(f'*/*/{p.rsplit("/", 1)[1]}.safetensors')]
         require_room(self.attempt.path, bytes_needed(recipe.study.spec, recipe.arm, recipe.steps, max((f.stat().st_size for f in files), default=0), self.every))
 
-# %% ../nbs/13a_resume.ipynb #1744b259
+# %% ../nbs/13a_resume.ipynb #fea35163
 def _save(self,
     recipe, # Of the arm
     step:int, # Steps done
@@ -161,6 +161,7 @@ def _save(self,
     if not last: self.check_expiry(recipe, step, said.get(newest))
     return state
 
+# %% ../nbs/13a_resume.ipynb #09e88dc2
 def _check_expiry(self, recipe, step, when):
     "Raise ValueError where the newest sampler must live longer than the endpoint says, at the speed so far."
     if when: must_outlive(recipe.arm.lag.updates, (time.perf_counter()-self.began)/max(1, step-self.first), (datetime.fromisoformat(when)-datetime.now(timezone.utc)).total_seconds())

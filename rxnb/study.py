@@ -206,7 +206,7 @@ def collect(
         items[a.name] = items_of(rows)
     return items, missing
 
-# %% ../nbs/18_study.ipynb #767726fe
+# %% ../nbs/18_study.ipynb #c1fc61f6
 def regrade(
     folder, # Of an attempt
     grader:str, # Name of the grader in the spec
@@ -223,6 +223,7 @@ def regrade(
     if 'eval' in result: write_json(done, dict(result, eval=summarise(rows), regraded_s=time.time()))
     return rows
 
+# %% ../nbs/18_study.ipynb #a4980a24
 def evaluate_again(
     study:Study, # What is registered
     arm:str, # Name of a complete arm
