@@ -1,7 +1,7 @@
 """Time a step of our loop on fixed work: one JSON line a lag. The SDK, the embedded server and the engine, as in a run.
 
 With a lag of 1 or more the sampling of the next step is asked for before this one trains."""
-import json, statistics, tempfile, time
+import json, statistics, tempfile, threading, time
 from types import SimpleNamespace as NS
 from shapes import arguments, machine, model, prompts, quiet, tokenizer, turn
 
@@ -22,7 +22,8 @@ from rxnb.rollouts import make_datum, token_columns
 from rxnb.train import checked_loss, no_gradient_frac, submit_loss, trainer_logps
 
 gpu = a.device!='cpu'
-folder = tempfile.mkdtemp(); model(a.size, a.device, None).save_pretrained(folder); tok = tokenizer(); tok.save_pretrained(folder)   # no end token: lengths are forced
+folder = tempfile.mkdtemp(); tok = tokenizer(); tok.save_pretrained(folder)
+made = threading.Thread(target=lambda: model(a.size, a.device, None).save_pretrained(folder)); made.start(); made.join()   # no end token: lengths are forced; a thread that ends takes its OpenMP team along
 service = connect(base_model=folder, device=a.device, sample_devices=a.sample_devices and a.sample_devices.split(','))
 every = [tok.encode(x) for x in prompts(1024, a.prompt_tokens)]
 adam = types.AdamParams(learning_rate=4e-5, beta1=.9, beta2=.95, eps=1e-8, weight_decay=0., grad_clip_norm=0.)

@@ -6,7 +6,7 @@
 __all__ = ['ROWS', 'TILE', 'SampleRequest', 'Sequence', 'SampleResult', 'philox', 'uniforms', 'pick', 'row_invariant',
            'tiled_attention', 'tiled_causal', 'Clock']
 
-# %% ../nbs/07a_decode.ipynb #4aef83ba
+# %% ../nbs/07a_decode.ipynb #666f6885
 import copy, math, secrets
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from fastcore.basics import patch
 
 from .engine import Engine, Snapshot, attend, causal_attention, _ids
+from .fused import logits
 from .paged import Draft, decode, states
 
 # %% ../nbs/07a_decode.ipynb #6d0b5809
@@ -263,10 +264,10 @@ def _prefill(engine, prompts):
     with _attending(tiled_causal if engine.device.type=='cpu' and not engine.is_linear else causal_attention):
         return cache, engine.hidden(ids, cache, pos)
 
-# %% ../nbs/07a_decode.ipynb #4f27465c
+# %% ../nbs/07a_decode.ipynb #7179c716
 def _logits(engine, h):
     "Float32 logits of states [n,H], by a product with a multiple of `ROWS` rows."
-    return engine.head(F.pad(h, (0, 0, 0, _up(len(h), ROWS)-len(h))))[:len(h)].float()
+    return logits(F.pad(h, (0, 0, 0, _up(len(h), ROWS)-len(h))), engine.head)[:len(h)]
 
 def _topk(lp, k):
     v, i = lp.sort(dim=-1, descending=True, stable=True)
@@ -360,7 +361,7 @@ def _take(batch, logits, t):
     batch.end[row] = torch.where(new & (stop | (batch.room[row]<=t+1)), t+1, batch.end[row])
     return token
 
-# %% ../nbs/07a_decode.ipynb #db8e146e
+# %% ../nbs/07a_decode.ipynb #34dc7d0c
 def _feed(batch, token, t):
     "Logits of token t+1, having fed token `t` [R,1]."
     pos = (batch.length[batch.row]+t).clamp(max=batch.slots-1)
@@ -371,7 +372,7 @@ def _feed(batch, token, t):
         if q.device.type=='cpu': return tiled_attention(q, k, v, scale, see)
         return F.scaled_dot_product_attention(q, k, v, see, scale=scale, enable_gqa=q.shape[1]!=k.shape[1])
     with _attending(one_query): h = batch.engine.hidden(token, batch.cache, pos[:,None])
-    return batch.engine.head(h[:,0]).float()
+    return logits(h[:,0], batch.engine.head)
 
 def _ask_callables(batch, since, t):
     "Let each request's own `stop` look at its unfinished rows' tokens since the last check."

@@ -6,7 +6,7 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #dcd730ba
+# %% ../nbs/07_engine.ipynb #3ced9710
 import contextvars, copy, hashlib, inspect, math, os, secrets, threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from fastcore.basics import patch
 
-from .fused import target_logp
+from .fused import logits, target_logp
 from .losses import torch_token_loss
 from .paged import checked, grads as fast_grads, no_grads, states, to_host
 
@@ -203,14 +203,14 @@ def _recomputing(engine, layer):
         return plain(*args, **kw)
     layer.forward = forward
 
-# %% ../nbs/07_engine.ipynb #b3e09ed0
+# %% ../nbs/07_engine.ipynb #7925ddc8
 def _eos_ids(model):
     ids = getattr(model.generation_config, 'eos_token_id', None)
     if ids is None: ids = model.config.get_text_config().eos_token_id
     return frozenset(ids if isinstance(ids, (list,tuple)) else [] if ids is None else [ids])
 
 def _check_probe(engine, ids, want):
-    with torch.inference_mode(): got = engine.head(engine.hidden(ids))
+    with torch.inference_mode(): got = engine.head(engine.hidden(ids)) # as the model rounds them
     far = (got.float()-want.float()).abs(); d = far.max() if engine.dtype==torch.float32 else far.square().mean().sqrt()
     if not d <= (1e-3 if engine.dtype==torch.float32 else .3)*want.float().std():
         raise ValueError(f'{engine.path!r} is not a plain stack of layers under an output matrix: its logits differ by {d:.2g} from those the engine computes')
@@ -360,10 +360,10 @@ def _check_datum(engine, i, d, name, params):
     two = lambda x: x if x.ndim==2 else x[:,None]
     return _Item(i, tokens, two(y), y.ndim==1, two(live), two(w), {k:two(v) for k,v in per.items()})
 
-# %% ../nbs/07_engine.ipynb #86f94900
+# %% ../nbs/07_engine.ipynb #a48fb1eb
 def _score(head, h, y):
     "log p of ids `y` [R,K] given final states `h` [R,H], float32."
-    z = head(h).float()
+    z = logits(h, head)
     return z.gather(-1, y) - z.logsumexp(-1, keepdim=True)
 
 def _score_chunks(head, h, y, budget=2**26):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['BLOCK', 'POS', 'TOKEN', 'ACTIVE', 'INDEX', 'DRAWN', 'SEED', 'TEMPERATURE', 'TICK', 'TABLE', 'add_norm',
-           'rotate_and_store', 'splits', 'paged_attention', 'gate', 'draw', 'target_logp', 'AddNorm', 'Turn', 'Gate',
-           'Widen']
+           'rotate_and_store', 'splits', 'paged_attention', 'gate', 'wide_product', 'logits', 'draw', 'target_logp',
+           'AddNorm', 'Turn', 'Gate', 'Widen']
 
 # %% ../nbs/06a_fused.ipynb #77597333
 import math
@@ -219,6 +219,28 @@ def gate(
     if gu.is_cuda: _gate_kernel[(R, -(-I//1024))](gu, out, out.stride(0), I, 1024, num_warps=4); return
     a, b = gu.chunk(2, -1); out.copy_(F.silu(a)*b)
 
+# %% ../nbs/06a_fused.ipynb #d1e7ae30
+def wide_product(
+    x, # [n,H]
+    W  # [V,H], of the same type
+):     # float32 [n,V]
+    "x Wᵀ as it was summed, in float32."
+    if x.dtype==torch.float32: return F.linear(x, W)
+    return torch.mm(x, W.T, out_dtype=torch.float32) if x.is_cuda else F.linear(x.float(), W.float())
+
+def logits(
+    h,   # final states [n,H]
+    head # the output matrix, a linear layer, with or without an adapter
+):       # float32 [n,V]
+    "The logits of states, not rounded to the type of the weights."
+    return head(h) if h.dtype==torch.float32 else _logits(h, head.weight, head.bias, *(getattr(head, 'lora', None) or (None, None)))
+
+def _logits(h, W, bias, A, B):
+    z = wide_product(h, W)
+    if bias is not None: z = z+bias
+    if A is None: return z
+    return z+wide_product(F.linear(h, A), B) if torch.is_grad_enabled() else z.add_(wide_product(F.linear(h, A), B))
+
 # %% ../nbs/06a_fused.ipynb #f55eea95
 @jit
 def _sums_kernel(z, V, state, width, top, one, warm, arg, NB, B:'tl.constexpr', TEMP:'tl.constexpr'):
@@ -234,9 +256,9 @@ def _sums_kernel(z, V, state, width, top, one, warm, arg, NB, B:'tl.constexpr', 
     tl.store(warm+r*NB+b, tl.sum(tl.exp((x-safe)*heat), 0))
     tl.store(arg+r*NB+b, tl.argmax(x, 0))
 
-# %% ../nbs/06a_fused.ipynb #aec2c636
+# %% ../nbs/06a_fused.ipynb #28419224
 @jit
-def _draw_kernel(z, V, state, width, top, one, warm, arg, tokens, logps, W, x, M_, D, NB, B:'tl.constexpr', NBP:'tl.constexpr', DP:'tl.constexpr'):
+def _draw_kernel(z, V, state, width, top, one, warm, arg, tokens, logps, W, NB, B:'tl.constexpr', NBP:'tl.constexpr'):
     r = tl.program_id(0).to(tl.int64)
     st = state+r*width
     T = tl.load(st+7).to(tl.float32, bitcast=True)
@@ -262,15 +284,13 @@ def _draw_kernel(z, V, state, width, top, one, warm, arg, tokens, logps, W, x, M
     token = tl.where(T==0, best*B+tl.load(arg+r*NB+best), pick*B+j)
     tick, active = tl.load(st+8), tl.load(st+2)
     tl.store(tokens+r*W+tick, token)
-    k = tl.arange(0, DP)
-    own = tl.sum(tl.load(x+r*D+k, mask=k<D, other=0.).to(tl.float32)*tl.load(M_+token.to(tl.int64)*D+k, mask=k<D, other=0.).to(tl.float32), 0)
-    tl.store(logps+r*W+tick, own-lse)
+    tl.store(logps+r*W+tick, tl.load(z+r*V+token).to(tl.float32)-lse)
     tl.store(st+1, token)
     tl.store(st+0, tl.load(st+0)+active)
     tl.store(st+4, drawn+active)
     tl.store(st+8, (tick+1)%W)
 
-# %% ../nbs/06a_fused.ipynb #3f800ebf
+# %% ../nbs/06a_fused.ipynb #6178560a
 def _uniform(state):
     "float64 [R] in (0, 1): the random number of each row's next token."
     c = [state[:,k].long()&0xffffffff for k in (DRAWN, INDEX)]+[torch.zeros_like(state[:,0]).long()]*2
@@ -282,26 +302,25 @@ def _uniform(state):
     return ((c[0]<<16|c[1]>>16).double()+.5)/2**48
 
 def draw(
-    z,      # logits [R,V], contiguous
+    z,      # float32 logits [R,V], contiguous
     state,  # int32 [R, 16+blocks]; its rows move on by one token
     tokens, # int64 [R,W]: column TICK is written
     logps,  # float32 [R,W]: the same, of the logits at temperature 1
-    scratch,# float32 [4,R,blocks of 1024 ids]
-    x, W    # what the logits are made of: z = xWᵀ, contiguous
+    scratch # float32 [4,R,blocks of 1024 ids]
 ):
     "Draw each row's next token and move its state on."
     (R, V), n, NB = z.shape, tokens.shape[1], scratch.shape[2]
     if z.is_cuda:
         _sums_kernel[(R, NB)](z, V, state, state.stride(0), *scratch[:3], scratch[3].view(torch.int32), NB, 1024, TEMPERATURE, num_warps=4)
-        _draw_kernel[(R,)](z, V, state, state.stride(0), *scratch[:3], scratch[3].view(torch.int32), tokens, logps, n, x, W, x.shape[1], NB, 1024, _pow2(NB), _pow2(x.shape[1]), num_warps=4); return
-    z = z.float(); T = state[:,TEMPERATURE].contiguous().view(torch.float32)[:,None]
+        _draw_kernel[(R,)](z, V, state, state.stride(0), *scratch[:3], scratch[3].view(torch.int32), tokens, logps, n, NB, 1024, _pow2(NB), num_warps=4); return
+    T = state[:,TEMPERATURE].contiguous().view(torch.float32)[:,None]
     c = (z/torch.where(T>0, T, 1)).softmax(-1).cumsum(-1, dtype=torch.float64)
     token = torch.where(T==0, z.argmax(-1, keepdim=True), torch.searchsorted(c, _uniform(state)[:,None]*c[:,-1:], right=True))
     tick = state[:,TICK,None].long()
-    tokens.scatter_(1, tick, token); logps.scatter_(1, tick, (x.float()*W[token[:,0]].float()).sum(-1, keepdim=True)-z.logsumexp(-1, keepdim=True))
+    tokens.scatter_(1, tick, token); logps.scatter_(1, tick, z.gather(1, token)-z.logsumexp(-1, keepdim=True))
     state[:,TOKEN] = token[:,0].int(); state[:,POS] += state[:,ACTIVE]; state[:,DRAWN] += state[:,ACTIVE]; state[:,TICK] = (state[:,TICK]+1)%n
 
-# %% ../nbs/06a_fused.ipynb #df756999
+# %% ../nbs/06a_fused.ipynb #e485e8c1
 @jit
 def _lse_kernel(z, stride, V, lse, B:'tl.constexpr'):
     r = tl.program_id(0).to(tl.int64)
@@ -318,59 +337,39 @@ def _lse_kernel(z, stride, V, lse, B:'tl.constexpr'):
     tl.store(lse+r, M+tl.log(tl.sum(s*tl.exp(m-M), 0)))
 
 @jit
-def _dlogits_kernel(z, stride, V, lse, y, g, K, B:'tl.constexpr'):
+def _dlogits_kernel(z, V, lse, y, g, out, K, B:'tl.constexpr'):
     r = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1)*B+tl.arange(0, B)
-    p = tl.exp(tl.load(z+r*stride+i, mask=i<V, other=float('-inf')).to(tl.float32)-tl.load(lse+r))
+    p = tl.exp(tl.load(z+r*V+i, mask=i<V, other=float('-inf'))-tl.load(lse+r))
     d = tl.zeros([B], tl.float32)
     total = 0.
     for k in range(0, K):
         gk = tl.load(g+r*K+k)
         total += gk
         d += tl.where(i==tl.load(y+r*K+k), gk, 0.)
-    tl.store(z+r*stride+i, (d-total*p).to(z.dtype.element_ty), mask=i<V)
+    tl.store(out+r*V+i, (d-total*p).to(out.dtype.element_ty), mask=i<V)
 
 def _log_sum_exp(z):
-    if not z.is_cuda: return z.float().logsumexp(-1)
+    if not z.is_cuda: return z.logsumexp(-1)
     out = torch.empty(len(z), device=z.device)
     _lse_kernel[(len(z),)](z, z.stride(0), z.shape[1], out, 2048, num_warps=8)
     return out
 
-# %% ../nbs/06a_fused.ipynb #2629a961
-def _to_dlogits(z, lse, y, g):
-    "Turn logits [n,V] into the gradient of sum(g·log p_y), in place where the device allows."
-    if not z.is_cuda:
-        return torch.zeros_like(z, dtype=torch.float32).scatter_add_(1, y, g).sub_((z.float()-lse[:,None]).exp_().mul_(g.sum(-1, keepdim=True))).to(z.dtype)
-    _dlogits_kernel[(len(z), -(-z.shape[1]//4096))](z, z.stride(0), z.shape[1], lse, y, g, y.shape[1], 4096, num_warps=8)
-    return z
-
-@jit
-def _target_kernel(h, W, ha, B, bias, y, out, H, r, K, HP:'tl.constexpr', RP:'tl.constexpr', LORA:'tl.constexpr', BIAS:'tl.constexpr'):
-    n, k = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    v = tl.load(y+n*K+k)
-    i = tl.arange(0, HP)
-    z = tl.sum(tl.load(h+n*H+i, mask=i<H, other=0.).to(tl.float32)*tl.load(W+v*H+i, mask=i<H, other=0.).to(tl.float32), 0)
-    if LORA:
-        j = tl.arange(0, RP)
-        z += tl.sum(tl.load(ha+n*r+j, mask=j<r, other=0.).to(tl.float32)*tl.load(B+v*r+j, mask=j<r, other=0.).to(tl.float32), 0)
-    if BIAS: z += tl.load(bias+v).to(tl.float32)
-    tl.store(out+n*K+k, z)
-
-def _target_logit(z, h, W, bias, A, B, y):
-    "Logits of the targets in float32 [n,K]; on CUDA computed anew, for `z` is rounded."
-    if not z.is_cuda: return z.gather(1, y).float()
-    (n, K), H, r, out = y.shape, h.shape[1], 0 if A is None else len(A), torch.empty(y.shape, device=z.device)
-    ha = h if A is None else F.linear(h, A)
-    _target_kernel[(n, K)](h, W, ha, W if A is None else B.contiguous(), W if bias is None else bias, y, out, H, r, K, _pow2(H), _pow2(max(r, 2)), A is not None, bias is not None, num_warps=4)
+# %% ../nbs/06a_fused.ipynb #7ed23416
+def _to_dlogits(z, lse, y, g, dtype):
+    "The gradient of sum(g·log p_y) by the float32 logits [n,V], in a type."
+    if not z.is_cuda: return torch.zeros_like(z).scatter_add_(1, y, g).sub_((z-lse[:,None]).exp_().mul_(g.sum(-1, keepdim=True))).to(dtype)
+    out = z if z.dtype==dtype else torch.empty(z.shape, dtype=dtype, device=z.device)
+    _dlogits_kernel[(len(z), -(-z.shape[1]//4096))](z, z.shape[1], lse, y, g, out, y.shape[1], 4096, num_warps=8)
     return out
 
-# %% ../nbs/06a_fused.ipynb #508c8a99
+# %% ../nbs/06a_fused.ipynb #be70d4aa
 class _TargetLogp(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, W, bias, A, B, y, rows):
         ctx.rows, outs, lses = rows, [], []
         for hc,yc in zip(h.split(rows), y.split(rows)):
-            z = _head(hc, W, bias, A, B); lses.append(_log_sum_exp(z)); outs.append(_target_logit(z, hc, W, bias, A, B, yc)-lses[-1][:,None])
+            z = _logits(hc, W, bias, A, B); lses.append(_log_sum_exp(z)); outs.append(z.gather(1, yc)-lses[-1][:,None])
         ctx.save_for_backward(h, W, bias, A, B, y, torch.cat(lses))
         return torch.cat(outs)
     @staticmethod
@@ -378,15 +377,11 @@ class _TargetLogp(torch.autograd.Function):
         h, W, bias, A, B, y, lse = ctx.saved_tensors
         dh, dA, dB = torch.empty_like(h), *(None if x is None else torch.zeros_like(x, dtype=torch.float32) for x in (A, B))
         for a in range(0, len(h), ctx.rows):
-            s = slice(a, a+ctx.rows); dz = _to_dlogits(_head(h[s], W, bias, A, B), lse[s], y[s], g[s].float().contiguous())
+            s = slice(a, a+ctx.rows); dz = _to_dlogits(_logits(h[s], W, bias, A, B), lse[s], y[s], g[s].float().contiguous(), h.dtype)
             dh[s] = dz@W
             if A is not None:
                 t = dz@B; dh[s] += t@A; dA += (t.T@h[s]).float(); dB += (dz.T@F.linear(h[s], A)).float()
         return (dh, None, None, *(None if x is None else x.to(B.dtype) for x in (dA, dB)), None, None)
-
-def _head(h, W, bias, A, B):
-    z = F.linear(h, W, bias)
-    return z if A is None else z.addmm_(F.linear(h, A), B.T)
 
 def target_logp(
     h,           # final states [n,H]

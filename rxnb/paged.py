@@ -6,7 +6,7 @@
 __all__ = ['log', 'STACKS', 'unfit', 'Product', 'put', 'Paged', 'to_host', 'checked', 'Draft', 'decode', 'states', 'no_grads',
            'grads']
 
-# %% ../nbs/06b_paged.ipynb #e2529d4e
+# %% ../nbs/06b_paged.ipynb #dacac186
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from torch.utils.checkpoint import checkpoint
 
 from .fused import (ACTIVE, BLOCK, DRAWN, INDEX, POS, SEED, TABLE, TEMPERATURE, TICK, TOKEN, AddNorm, Gate, Turn, Widen,
-                        add_norm, draw, gate, paged_attention, rotate_and_store, splits)
+                        add_norm, draw, gate, logits, paged_attention, rotate_and_store, splits, wide_product)
 
 # %% ../nbs/06b_paged.ipynb #d6dd8d48
 log = logging.getLogger('rxnb.paged')
@@ -37,7 +37,7 @@ def unfit(
     l = engine.backbone.layers[0]
     if any(x.bias is not None for x in (l.self_attn.o_proj, l.mlp.gate_proj, l.mlp.up_proj, l.mlp.down_proj, engine.head)): return 'it has biases outside queries, keys and values'
 
-# %% ../nbs/06b_paged.ipynb #091e9974
+# %% ../nbs/06b_paged.ipynb #dbd2944a
 class Product:
     "One or more linear layers over the same input, with their adapters: `out = [x, xAᵀ]·[W, B]ᵀ`."
     def __init__(self,
@@ -57,11 +57,16 @@ class Product:
             self.W[a:b,:self.d_in] = m.weight; s = slice(i*each, i*each+rank)
             self.places[n] = (a, b, s), (self.A[s], self.W[a:b,self.d_in:][:,s])
 
+    def widen(self, x):
+        "Fill the right part of x [R, in+extra]."
+        if self.extra: torch.mm(x[:,:self.d_in], self.A.T, out=x[:,self.d_in:])
+        return x
+
     def __call__(self,
         x,  # [R, in+extra]; its right part is overwritten
         out # [R,out]
     ):
-        if self.extra: torch.mm(x[:,:self.d_in], self.A.T, out=x[:,self.d_in:])
+        self.widen(x)
         if self.bias is None: torch.mm(x, self.W.T, out=out)
         else: torch.addmm(self.bias, x, self.W.T, out=out)
 
@@ -124,15 +129,15 @@ def drop(self:Paged):
 @patch
 def __repr__(self:Paged): return f'Paged({self.engine!r}, {0 if self.pool is None else self.pool.shape[2]} blocks, rows {sorted(self.rooms)})'
 
-# %% ../nbs/06b_paged.ipynb #49aafbd4
+# %% ../nbs/06b_paged.ipynb #f8b1dacc
 def _room(self, R):
     "Buffers of a step for R rows."
-    e, l, V, w = self.engine, self.layers[0], self.engine.vocab_size, self.HQ*self.d
+    e, l, V = self.engine, self.layers[0], self.engine.vocab_size
     new = lambda *s, dtype=e.dtype: torch.zeros(*s, dtype=dtype, device=e.device)
     wide = lambda p: new(R, p.d_in+p.extra)
     S = splits(R*self.HK)
     return SimpleNamespace(R=R, state=new(R, TABLE+self.width, dtype=torch.int32), h=new(R, l.qkv.d_in, dtype=torch.float32), qkv=new(R, l.qkv.outs[-1]), gu=new(R, l.gu.outs[-1]),
-        y=new(R, l.qkv.d_in), z=new(R, V), x=wide(l.qkv), xo=wide(l.o), xg=wide(l.gu), xd=wide(l.down), xh=wide(self.head),
+        y=new(R, l.qkv.d_in), x=wide(l.qkv), xo=wide(l.o), xg=wide(l.gu), xd=wide(l.down), xh=wide(self.head),
         part=new(R*self.HQ*S*(self.d+2), dtype=torch.float32) if S>1 else None, tokens=new(R, self.window, dtype=torch.int64),
         logps=new(R, self.window, dtype=torch.float32), scratch=new(4, R, -(-V//1024), dtype=torch.float32), graph=None)
 
@@ -146,8 +151,8 @@ def _step(self, b):
         paged_attention(b.qkv, b.state, keys, values, b.xo[:,:w], b.part, self.scale, l.window); l.o(b.xo, b.y)
         add_norm(b.h, b.y, l.after, self.eps, b.xg[:,:H]); l.gu(b.xg, b.gu)
         gate(b.gu, b.xd[:,:l.down.d_in]); l.down(b.xd, b.y); y = b.y
-    add_norm(b.h, y, self.norm, self.eps, b.xh[:,:H]); self.head(b.xh, b.z)
-    draw(b.z, b.state, b.tokens, b.logps, b.scratch, b.xh, self.head.W)
+    add_norm(b.h, y, self.norm, self.eps, b.xh[:,:H]); b.z = wide_product(self.head.widen(b.xh), self.head.W)
+    draw(b.z, b.state, b.tokens, b.logps, b.scratch)
 
 def _capture(self, b):
     "The step as a graph; what it does meanwhile goes to block 0."
@@ -180,7 +185,7 @@ def _replay(self, b, state, n):
     for _ in range(n): b.graph.replay() if b.graph else _step(self, b)
     return [x[:,:n] for x in to_host(b.tokens, b.logps)]
 
-# %% ../nbs/06b_paged.ipynb #f92a00f2
+# %% ../nbs/06b_paged.ipynb #b0d1c861
 def _blocks(self, n, window, width):
     "A pool of at least n blocks and tables of at least `width`; graphs of another are dropped."
     e = self.engine
@@ -200,7 +205,7 @@ def checked(
         b, ids = _room(self, 1), torch.arange(8, device=engine.device)%engine.vocab_size
         b.state[0,TABLE] = 1; b.state[0,ACTIVE] = 1
         for t in ids: b.state[0,TOKEN] = t; _step(self, b)
-        want = engine.head(engine.hidden(ids[None]))[0,-1].float(); far = (b.z[0].float()-want).abs()
+        want = logits(engine.hidden(ids[None])[0,-1:], engine.head)[0]; far = (b.z[0]-want).abs()
         far = far.max() if engine.dtype==torch.float32 else far.square().mean().sqrt()
         if not far <= (1e-3 if engine.dtype==torch.float32 else .3)*want.std():
             log.warning('%s decodes in the plain loop: the fast step differs from the model by %.2g', engine, far); return None
