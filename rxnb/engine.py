@@ -6,7 +6,7 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #3ced9710
+# %% ../nbs/07_engine.ipynb #64427cde
 import contextvars, copy, hashlib, inspect, math, os, secrets, threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from fastcore.basics import patch
 
+from .cpu import merged
 from .fused import logits, target_logp
 from .losses import torch_token_loss
 from .paged import checked, grads as fast_grads, no_grads, states, to_host
@@ -138,7 +139,7 @@ def _pick_device(device):
     d = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if device=='auto' else device)
     return torch.device('cuda', torch.cuda.current_device()) if d.type=='cuda' and d.index is None else d
 
-# %% ../nbs/07_engine.ipynb #983028ec
+# %% ../nbs/07_engine.ipynb #12595e05
 class Engine:
     "A frozen causal language model that trains and serves LoRA adapters; token ids only."
     def __init__(self,
@@ -170,6 +171,7 @@ class Engine:
         self.head_site = next((n for n,(m,_) in self.sites.items() if m is self.head), None)
         _check_probe(self, probe, want)
         with self.hold(): self.fast = checked(self) if self.device.type=='cuda' else None
+        self.merged = merged(self)
 
     def hidden(self, ids, cache=None, positions=None):
         "Final hidden states [B,L,H] of right-padded ids [B,L]; with a cache the keys and values go through it."
@@ -683,7 +685,7 @@ def features(self:Engine,
             for it,h in zip(batch, parts): out[it.i] = h.mean(0).cpu().numpy()
     return out
 
-# %% ../nbs/07_engine.ipynb #3951ead2
+# %% ../nbs/07_engine.ipynb #a8532767
 def _copied(model, device):
     "A copy of a model whose tensors are on `device`; those that are there already are shared."
     memo = {id(p):nn.Parameter(p.detach().to(device), requires_grad=False) for p in model.parameters()}
@@ -705,6 +707,7 @@ def twin(self:Engine,
         if e.device==self.device: e.share = self.share = .5
         torch.cuda.synchronize(self.device); e.stream = torch.cuda.Stream(e.device, priority=-1)
         with e.hold(): e.fast = checked(e)
+    e.merged = merged(e)
     return e
 
 # %% ../nbs/07_engine.ipynb #8301453c

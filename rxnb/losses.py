@@ -14,7 +14,7 @@ import numpy as np
 from .baselines import bernoulli_kl
 from .outside import Registry
 
-# %% ../nbs/05_losses.ipynb #8867fd8e
+# %% ../nbs/05_losses.ipynb #3b9177bc
 @dataclass(frozen=True)
 class Loss:
     "A loss over the counted tokens of one sequence: value and derivative in float64, the torch form, its parameters and its reduction."
@@ -23,6 +23,7 @@ class Loss:
     torch: Callable # the same arguments as tensors -> loss of each token: [T], differentiable
     params: dict # name -> default, the one that Tinker documents or the spec registers; a tuple holds the allowed words, the default first
     reduction: str = 'sum' # A name in `REDUCTIONS`
+    tokenwise: bool = False # Does the loss of a token depend on that token alone? Then all sequences are computed at once
 
 LOSSES = Registry()
 
@@ -43,55 +44,55 @@ def reduce_losses(
     if 0 in T or not T: raise ValueError(f'sequence {T.index(0) if T else 0} has no token that counts')
     return sum(REDUCTIONS[reduction](t, len(T), sum(T))*x.sum() for t,x in zip(T, losses))
 
-# %% ../nbs/05_losses.ipynb #7d366838
+# %% ../nbs/05_losses.ipynb #52ed65e3
 LOSSES['reinforce'] = Loss(
     value=lambda logp, ratio, log_ratio, A: -A*logp,
     grad=lambda logp, ratio, log_ratio, A: -A,
     torch=lambda logp, ratio, log_ratio, A: -A*logp,
-    params={})
+    params={}, tokenwise=True)
 LOSSES['importance_sampling'] = Loss(
     value=lambda logp, ratio, log_ratio, A: -ratio*A,
     grad=lambda logp, ratio, log_ratio, A: -ratio*A,
     torch=lambda logp, ratio, log_ratio, A: -ratio*A,
-    params={})
+    params={}, tokenwise=True)
 
-# %% ../nbs/05_losses.ipynb #283e0338
+# %% ../nbs/05_losses.ipynb #a71b37e6
 LOSSES['truncated'] = Loss(
     value=lambda logp, ratio, log_ratio, A, cap: -np.minimum(ratio, cap)*A,
     grad=lambda logp, ratio, log_ratio, A, cap: np.where(ratio<cap, -ratio*A, 0.),
     torch=lambda logp, ratio, log_ratio, A, cap: -ratio.clamp(max=cap)*A,
-    params={'cap':2.})
+    params={'cap':2.}, tokenwise=True)
 LOSSES['tis'] = Loss(
     value=lambda logp, ratio, log_ratio, A, cap: -np.minimum(ratio, cap)*A*logp,
     grad=lambda logp, ratio, log_ratio, A, cap: -np.minimum(ratio, cap)*A,
     torch=lambda logp, ratio, log_ratio, A, cap: -ratio.clamp(max=cap).detach()*A*logp,
-    params={'cap':2.})
+    params={'cap':2.}, tokenwise=True)
 
-# %% ../nbs/05_losses.ipynb #80a55b04
+# %% ../nbs/05_losses.ipynb #54e8eded
 LOSSES['cispo'] = Loss(
     value=lambda logp, ratio, log_ratio, A, lo, hi: -np.clip(ratio, lo, hi)*A*logp,
     grad=lambda logp, ratio, log_ratio, A, lo, hi: -np.clip(ratio, lo, hi)*A,
     torch=lambda logp, ratio, log_ratio, A, lo, hi: -ratio.clamp(lo, hi).detach()*A*logp,
-    params={'clip_low_threshold':0., 'clip_high_threshold':4.})
+    params={'clip_low_threshold':0., 'clip_high_threshold':4.}, tokenwise=True)
 LOSSES['ppo'] = Loss(
     value=lambda logp, ratio, log_ratio, A, lo, hi: -np.minimum(ratio*A, np.clip(ratio, lo, hi)*A),
     grad=lambda logp, ratio, log_ratio, A, lo, hi: np.where(ratio*A<=np.clip(ratio, lo, hi)*A, -ratio*A, 0.),
     torch=lambda logp, ratio, log_ratio, A, lo, hi: -(ratio*A).minimum(ratio.clamp(lo, hi)*A),
-    params={'clip_low_threshold':.8, 'clip_high_threshold':1.2})
+    params={'clip_low_threshold':.8, 'clip_high_threshold':1.2}, tokenwise=True)
 
-# %% ../nbs/05_losses.ipynb #6ad7677c
+# %% ../nbs/05_losses.ipynb #2a8e4ceb
 LOSSES['dro'] = Loss(
     value=lambda logp, ratio, log_ratio, A, beta: -(A*logp - beta/2*log_ratio**2),
     grad=lambda logp, ratio, log_ratio, A, beta: -(A - beta*log_ratio),
     torch=lambda logp, ratio, log_ratio, A, beta: -(A*logp - beta/2*log_ratio**2),
-    params={'beta':.05})
+    params={'beta':.05}, tokenwise=True)
 
-# %% ../nbs/05_losses.ipynb #8f5e0c40
+# %% ../nbs/05_losses.ipynb #12caa596
 LOSSES['icepop'] = Loss(
     value=lambda logp, ratio, log_ratio, A, lo, hi: -np.where((ratio>=lo)&(ratio<=hi), ratio, 0.)*A*logp,
     grad=lambda logp, ratio, log_ratio, A, lo, hi: -np.where((ratio>=lo)&(ratio<=hi), ratio, 0.)*A,
     torch=lambda logp, ratio, log_ratio, A, lo, hi: -(ratio*((ratio>=lo)&(ratio<=hi))).detach()*A*logp,
-    params={'lo':.5, 'hi':5.})
+    params={'lo':.5, 'hi':5.}, tokenwise=True)
 
 # %% ../nbs/05_losses.ipynb #b51c792b
 def _gspo_grad(logp, ratio, log_ratio, A, lo, hi):
@@ -119,7 +120,7 @@ LOSSES['flash'] = Loss(
     grad=lambda logp, ratio, log_ratio, A, delta: -_trusted(logp, log_ratio, delta)*ratio*A,
     torch=_flash_torch, params={'delta':1e-3}, reduction='sequence_mean')
 
-# %% ../nbs/05_losses.ipynb #4eeca0f1
+# %% ../nbs/05_losses.ipynb #f0d32da2
 def _f(r, correction, *bounds):
     "Importance weight of a ratio."
     if correction=='none': return r*0+1
@@ -137,9 +138,9 @@ def _mc_torch(logp, ratio, log_ratio, A, auxiliary, k, correction, *bounds):
 
 _sampled_value = lambda logp, ratio, log_ratio, A, auxiliary, k, correction, *bounds: -A*_f(ratio[:,0], correction, *bounds)*logp[:,0]
 LOSSES['centered_mc'] = Loss(_sampled_value, _mc_grad, _mc_torch,
-    params={'auxiliary':('draws','top20'), 'k':8, 'correction':('none','tis'), 'cap':2.})
+    params={'auxiliary':('draws','top20'), 'k':8, 'correction':('none','tis'), 'cap':2.}, tokenwise=True)
 
-# %% ../nbs/05_losses.ipynb #007c1f9a
+# %% ../nbs/05_losses.ipynb #579dd0c6
 _EPS = 1e-6 # Least mass of a tail
 
 def _topk_grad(logp, ratio, log_ratio, A, auxiliary, k, correction, *bounds):
@@ -157,7 +158,7 @@ def _topk_torch(logp, ratio, log_ratio, A, auxiliary, k, correction, *bounds):
     return -A*(w[:,0]*logp[:,0]-centre)
 
 LOSSES['centered_topk'] = Loss(_sampled_value, _topk_grad, _topk_torch,
-    params={'auxiliary':('topk',), 'k':20, 'correction':('none','tis','mis'), 'cap':2., 'lo':.5, 'hi':5.})
+    params={'auxiliary':('topk',), 'k':20, 'correction':('none','tis','mis'), 'cap':2., 'lo':.5, 'hi':5.}, tokenwise=True)
 
 # %% ../nbs/05_losses.ipynb #3392735a
 _RANGES = {'cap': (lambda v: v>0, 'a finite number > 0'), 'delta': (lambda v: v>0, 'a finite number > 0'), 'k': (lambda v: v>=1 and v==int(v), 'a whole number >= 1')}
@@ -250,7 +251,7 @@ def torch_token_loss(
     log_ratio = logp - sampler_logp
     return LOSSES[name].torch(logp, log_ratio.exp(), log_ratio, advantage, *full.values())
 
-# %% ../nbs/05_losses.ipynb #c18f80c7
+# %% ../nbs/05_losses.ipynb #dd1601e7
 def _column(name, xs):
     "Float64 copies of one side tensor for each datum; raises ValueError where one is not finite."
     xs = [np.asarray(x, np.float64) for x in xs]
@@ -277,14 +278,16 @@ def torch_loss(
     "A loss over datums under its own reduction; raises ValueError on side data that do not fit or are not finite, and FloatingPointError from inside on a ratio that is not."
     p = loss_params(name, **params)
     q,A,keep = _sides(name, p, sampler_logp, advantage, mask)
+    sizes,shapes,(Q,adv,counted) = [len(a) for a in A], [(len(k), *x.shape[1:]) for x,k in zip(q, keep)], (np.concatenate(x) for x in (q, A, keep))
     def loss(data, logps):
         import torch
-        parts = []
-        for i,(lp,qi,Ai,ki) in enumerate(zip(logps, q, A, keep, strict=True)):
-            f = lambda x: torch.as_tensor(x, device=lp.device).to(lp.dtype)
-            lp = lp[torch.as_tensor(ki, device=lp.device)]
-            if not (lp-f(qi)).detach().exp().isfinite().all(): raise FloatingPointError(f'{name}: non-finite ratio in datum {i}; nothing was sent back')
-            parts.append(torch_token_loss(name, lp, f(qi), f(Ai), **p))
+        if wrong := [i for i,(lp,s) in enumerate(zip(logps, shapes, strict=True)) if tuple(lp.shape)!=s]: raise ValueError(f'{name}: datum {wrong[0]} has log-probabilities {tuple(logps[wrong[0]].shape)}, its side data {shapes[wrong[0]]}')
+        lp = torch.cat(list(logps))[torch.as_tensor(counted, device=logps[0].device)]
+        qs,As = (torch.as_tensor(x, device=lp.device).to(lp.dtype) for x in (Q, adv))
+        finite = (lp-qs).detach().exp().isfinite().reshape(len(lp), -1).all(1)
+        if not finite.all(): raise FloatingPointError(f'{name}: non-finite ratio in datum {int(np.searchsorted(np.cumsum(sizes), int((~finite).nonzero()[0]), "right"))}; nothing was sent back')
+        if LOSSES[name].tokenwise: parts = torch_token_loss(name, lp, qs, As, **p).split(sizes)
+        else: parts = [torch_token_loss(name, *x, **p) for x in zip(*(x.split(sizes) for x in (lp, qs, As)))]
         total = reduce_losses(parts, LOSSES[name].reduction)
         return total, {f'{name}:sum': float(total.detach())}
     return loss
