@@ -1,6 +1,7 @@
 "Our loop and TRL's on the same work, a step each in turn (A B A B …); what came out goes to nbs/results/benchmarks/peer.json, a case a key."
-import argparse, json, os, platform, subprocess, sys
+import argparse, json, os, subprocess, sys
 from pathlib import Path
+from shapes import machine
 
 CASES = {'cpu 2m': ['--size', '2m', '--threads', '2'],
          'cpu 135m': ['--size', '135m', '--threads', '2', '--prompts', '2', '--group', '4', '--tokens', '32'],
@@ -35,11 +36,6 @@ def in_turn(sides):
         for i,s in enumerate(sides):
             if lines[i] is None: s.stdin.write('go\n'); s.stdin.flush(); l = until(s, 'ready', '{"side"'); lines[i] = l if l[0]=='{' else None
     return [json.loads(l) for l in lines]
-
-def machine():
-    try: import torch; gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    except ImportError: gpu = None
-    return gpu or f'{platform.machine()}, {os.cpu_count()} cores shared with others'
 
 found = json.loads(a.out.read_text()) if a.out.exists() else {}
 for case in a.cases or [c for c in CASES if c.startswith('cpu')]:

@@ -1,5 +1,5 @@
 "Models of random weights that both sides build alike, and the fixed work of a step."
-import argparse, os, sys
+import argparse, os, platform, sys
 
 SHAPES = {
     '2m':   dict(vocab_size=64, hidden_size=192, intermediate_size=512, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=6),
@@ -33,6 +33,12 @@ def model(size, device, eos):
     torch.manual_seed(0)
     m = LlamaForCausalLM(LlamaConfig(max_position_embeddings=4096, pad_token_id=0, eos_token_id=eos, bos_token_id=1, **SHAPES[size]))
     return m.float() if device=='cpu' else m.to(device, torch.bfloat16)
+
+def machine(gpu=True):
+    "What a time was measured on: the GPU where there is one, or the processor."
+    try: import torch; name = torch.cuda.get_device_name() if gpu and torch.cuda.is_available() else None
+    except ImportError: name = None
+    return name or f'{platform.machine()}, {os.cpu_count()} cores shared with others'
 
 def prompts(n, tokens): return [(f'{10+i//16%64}+{10+i%16}=?'+' '*tokens)[:tokens] for i in range(n)]
 

@@ -3,7 +3,7 @@
 With a lag of 1 or more the sampling of the next step is asked for before this one trains."""
 import json, statistics, tempfile, threading, time
 from types import SimpleNamespace as NS
-from shapes import arguments, model, prompts, quiet, tokenizer, turn
+from shapes import arguments, machine, model, prompts, quiet, tokenizer, turn
 
 p = arguments(__doc__)
 p.add_argument('--lags', default='0', help='with commas; empty: none')
@@ -73,7 +73,7 @@ def run(lag, loss):
     if lag: sampling.read()
     rows = rows[a.warmup:]; steps = [r['step_s'] for r in rows]
     med = lambda k: statistics.median(r[k] for r in rows)
-    return dict(side='rxnb', **vars(a), lag=lag, torch=torch.__version__, transformers=transformers.__version__, step_s=statistics.median(steps), sample_s=med('sample_s'), train_s=med('train_s'), cpu_s=med('cpu_s'), loss_s=med('loss_s'), steps_s=steps, gap=None if lag else [max(r[k] for r in rows) for k in ('gap_max_nats', 'gap_mean_nats')],
+    return dict(side='rxnb', machine=machine(gpu), **vars(a), lag=lag, torch=torch.__version__, transformers=transformers.__version__, step_s=statistics.median(steps), sample_s=med('sample_s'), train_s=med('train_s'), cpu_s=med('cpu_s'), loss_s=med('loss_s'), steps_s=steps, gap=None if lag else [max(r[k] for r in rows) for k in ('gap_max_nats', 'gap_mean_nats')],
                 peak_gib=[torch.cuda.max_memory_allocated(i)/2**30 for i in range(torch.cuda.device_count())] if gpu else None)
 
 def alternate(losses):
@@ -81,7 +81,7 @@ def alternate(losses):
     client = resolve(service.create_lora_training_client(base_model=folder, rank=a.lora, seed=0, train_unembed=False)); rng = np.random.default_rng(0)
     rollouts = Sampling(resolve(service.create_sampling_client(model_path=client.save_weights_for_sampler('v0').result().path)), 0).read()
     rows = [{l: learn(client, rollouts, l, np.random.default_rng(n)) for l in losses} for n in range(a.warmup+a.alternate)][a.warmup:]
-    return dict(side='rxnb', **vars(a), torch=torch.__version__, transformers=transformers.__version__, loss_s={l: statistics.median(r[l]['loss_s'] for r in rows) for l in losses},
+    return dict(side='rxnb', machine=machine(gpu), **vars(a), torch=torch.__version__, transformers=transformers.__version__, loss_s={l: statistics.median(r[l]['loss_s'] for r in rows) for l in losses},
         ratio={l: statistics.median(r[l]['loss_s']/r[losses[0]]['loss_s'] for r in rows) for l in losses}, grad_norm={l: [r[l]['grad_norm'] for r in rows] for l in losses}, rounds_s=[{l: r[l]['loss_s'] for l in losses} for r in rows])
 
 for lag in map(int, a.lags.split(',')) if a.lags else (): print(json.dumps(run(lag, 'importance_sampling')), flush=True)

@@ -259,22 +259,29 @@ def live_frames(
         frames[k] = pd.DataFrame(rows) if rows else pd.DataFrame(columns=['arm'])
     return frames, [a['name'] for a in manifests[0]['spec']['arms']], all((p/'result.json').exists() for p in folders)
 
-# %% ../nbs/17_plots.ipynb #7121fcef
+# %% ../nbs/17_plots.ipynb #0c6b5b04
+def _written(run):
+    "Sizes of the files of a run: a look that finds the same has nothing new to draw."
+    return {f: f.stat().st_size for p in live_attempts(run) for n in ('steps.jsonl','curve.jsonl','result.json') if (f := p/n).exists()}
+
 def watch(
     run, # Folder of an attempt, of an arm, or of a study
     every_s:float=2., # Between two looks: seconds
     timeout_s:float=None, # Stop looking after this; until the run is over if left out
     show=display, # Shows a figure and gives a handle that can update it
+    share:float=.05, # Of one core, for drawing: above 0, at most 1; what is over is drawn at once
 ):
     "Draw a run that another process trains, again and again in the same place; interrupt the kernel to stop. Raises FileNotFoundError where there is no attempt."
-    began,handle,seen = time.monotonic(),None,None
+    began,handle,seen,due,over = time.monotonic(),None,None,0.,False
     while True:
-        frames,arms,over = live_frames(run)
-        now = len(frames['steps']), len(frames['curve']), over
-        if now!=seen and len(frames['steps']):
-            fig = plot_panels(frames, arms, title=f'{Path(run).name}: {"over" if over else "running"}, {len(frames["steps"])} steps')
-            handle = handle or show(fig, display_id=True)
-            if seen and seen[0]: handle.update(fig)
-            seen = now
+        looked,now = time.monotonic(),_written(run)
+        if now!=seen and (looked>=due or all((p/'result.json').exists() for p in live_attempts(run))):
+            frames,arms,over = live_frames(run)
+            if len(frames['steps']):
+                fig = plot_panels(frames, arms, title=f'{Path(run).name}: {"over" if over else "running"}, {len(frames["steps"])} steps')
+                if handle: handle.update(fig)
+                else: handle = show(fig, display_id=True)
+            seen,drawn = now,time.monotonic()
+            due = drawn+(drawn-looked)*(1/share-1)
         if over or (timeout_s is not None and time.monotonic()-began>=timeout_s): return
         time.sleep(every_s)

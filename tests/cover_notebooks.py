@@ -1,9 +1,9 @@
-"""Run the notebooks so that coverage can see it: an exported cell is run as the lines of its module that were made of it.
+"""Run notebooks so that coverage can see it: an exported cell is run as the lines of its module that were made of it.
 
-A notebook runs its own cells and not the module that is exported from them, so a plain run would count nothing. Used by `make coverage`:
-coverage run tests/cover_notebooks.py [name …]
+A notebook runs its own cells and not the module that is exported from them, so a plain run would count nothing. `test_notebooks.py` takes this way under
+`make coverage`; one alone: coverage run tests/cover_notebooks.py 06_lag
 """
-import os, re, sys, time
+import os, re, sys
 from pathlib import Path
 from execnb.shell import CaptureShell
 from fastcore.utils import working_directory
@@ -11,7 +11,6 @@ from nbdev.config import get_config
 from nbdev.process import NBProcessor
 
 cfg = get_config(path=Path(__file__).parent)
-executed_by_papermill = {'run_arm','run_study'}
 
 def blocks(module):
     "Cell id -> (first line, text) of each exported cell of a module."
@@ -32,18 +31,10 @@ def run(path):
         text = re.sub(r"\nif __name__=='__main__'.*", '\n', text) # of the module alone
         c.set_source(f"__package__ = '{cfg.lib_name}'\nexec(compile({chr(10)*before+text!r}, {str(module)!r}, 'exec', dont_inherit=True), globals())")
     skip = lambda c: c.cell_type!='code' or c.directives_.get('eval:')==['false'] or bool(set(cfg.tst_flags.split()) & c.directives_.keys()) or 'nbdev_export' in c.source
+    os.environ['IN_TEST'] = '1'
     with working_directory(path.parent):
-        sys.path.insert(0, str(cfg.config_path))
+        if str(cfg.config_path) not in sys.path: sys.path.insert(0, str(cfg.config_path))
         CaptureShell(path).run_all(nb, exc_stop=True, preproc=skip)
 
 if __name__=='__main__':
-    os.environ['IN_TEST'] = '1'
-    failed = []
-    for p in sorted(cfg.nbs_path.glob('*.ipynb')):
-        if p.stem in executed_by_papermill or sys.argv[1:] and p.stem not in sys.argv[1:]: continue
-        began,environment = time.time(),dict(os.environ)
-        try: run(p)
-        except Exception as e: failed.append(p.stem); print(f'{p.stem}: {type(e).__name__}: {e}', flush=True) # the others count all the same
-        os.environ.clear(); os.environ.update(environment)
-        print(f'{p.stem} {time.time()-began:.0f} s', flush=True)
-    sys.exit(f'failed: {failed}' if failed else 0)
+    for name in sys.argv[1:]: run(cfg.nbs_path/f'{name}.ipynb')
