@@ -80,18 +80,19 @@ def _watched(command, log, draw, say):
     finally:
         for s,f in old.items(): signal.signal(s, f)
 
-# %% ../nbs/18c_console.ipynb #e110f3f6
+# %% ../nbs/18c_console.ipynb #3aaeb5eb
 def run(
     spec, # Name of a packaged spec, or the path of a JSON file
     runs_dir=None, # Folder of all studies
     base_url:str=None, # Endpoint; $TINKER_BASE_URL or the embedded backend if left out
+    devices:str=None, # '0,1' or 'cpu,cpu': arms side by side, one process a device; one after the other if left out
     console=None, # Where to draw
 ) -> int: # 0 where the notebook ran to its end
     "Execute run_study.ipynb in a process of its own; what it prints goes to console.log beside the rows."
     console,study = console or Console(), in_force(load_spec(spec), runs_dir)
     folder = study_dir(study, runs_dir).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    given = dict(spec=str(Path(spec).resolve()) if Path(spec).suffix=='.json' else spec, runs_dir=str(folder.parent), **({'base_url': base_url} if base_url else {}))
+    given = dict(spec=str(Path(spec).resolve()) if Path(spec).suffix=='.json' else spec, runs_dir=str(folder.parent), **{k: v for k,v in dict(base_url=base_url, devices=devices).items() if v})
     command = [sys.executable, '-c', _NOTEBOOK, json.dumps([str(notebook('run_study.ipynb')), given, str(folder/'run_study.ipynb')])]
     say = lambda: console.print('stopping when this step is done and saved; once more to stop at once')
     with (folder/'console.log').open('w', encoding='utf-8') as log: code,asked = _watched(command, log, lambda child: _bars(study, runs_dir, child, console), say)
@@ -111,7 +112,7 @@ def conclude(spec, runs_dir=None, console=None) -> int:
     console.print(str(report(study, runs_dir)), markup=False, soft_wrap=True)
     return 0
 
-# %% ../nbs/18c_console.ipynb #ab499614
+# %% ../nbs/18c_console.ipynb #76f727f2
 def _parser():
     "rxnb study <what> [spec]."
     p = argparse.ArgumentParser(prog='rxnb', description='Pre-registered comparisons of RL methods for language models')
@@ -121,6 +122,7 @@ def _parser():
         if what!='list': q.add_argument('spec', help='name of a packaged spec, or the path of a JSON file')
         q.add_argument('--runs-dir', help='folder of all studies; $RXNB_RUNS_DIR, or runs/')
         if what=='run': q.add_argument('--base-url', help='Tinker endpoint; $TINKER_BASE_URL, or the embedded backend')
+        if what=='run': q.add_argument('--devices', help='0,1 or cpu,cpu: arms side by side, one process a device')
     return p
 
 def main(
@@ -136,7 +138,7 @@ def main(
             console.print(show_study(study, a.runs_dir))
             console.print(sentence(decide(study, a.runs_dir)) if _decided(study, a.runs_dir) in ('validated','failed','inconclusive') else f'{_decided(study, a.runs_dir)}', markup=False)
             for f in study.findings: console.print(f'{f.severity}: {f}', markup=False)
-        if a.what=='run': return run(a.spec, a.runs_dir, a.base_url, console)
+        if a.what=='run': return run(a.spec, a.runs_dir, a.base_url, a.devices, console)
         if a.what=='decide': console.print(sentence(decide(study, a.runs_dir)), markup=False)
         if a.what=='report': console.print(str(report(study, a.runs_dir)), markup=False, soft_wrap=True)
     except KeyboardInterrupt: # the second one: what was saved is there, and no more

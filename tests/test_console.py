@@ -25,6 +25,15 @@ def test_run_ends_with_a_report(tmp_path):
     assert 'inconclusive: gs1_kernel − grpo_gs8' in r.stdout and 'gs1_kernel' in r.stdout and page.exists()
     assert json.loads((tmp_path/'runs/small/decision.json').read_text())['n']==32
 
+def test_arms_side_by_side(tmp_path):
+    "Two processes of a device each leave the rows of one process."
+    spec,rows = small(tmp_path),{}
+    for runs,more in (('one', ()), ('two', ('--devices', 'cpu,cpu'))):
+        r = rxnb('run', str(spec), '--runs-dir', runs, *more, cwd=tmp_path)
+        assert r.returncode==0, r.stdout+r.stderr
+        rows[runs] = [[{k: v for k,v in json.loads(l).items() if not k.endswith('_s')} for l in f.read_text().splitlines()] for f in sorted((tmp_path/runs/'small').glob('*/attempt_1/eval.jsonl'))]
+    assert len(rows['one'])==2 and rows['one']==rows['two']
+
 def test_a_run_that_fails_says_so(tmp_path):
     spec = small(tmp_path, base_model='no_such_model')
     r = rxnb('run', str(spec), '--runs-dir', 'runs', cwd=tmp_path)
