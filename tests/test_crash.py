@@ -282,7 +282,7 @@ def test_interrupted_at_the_door(tmp_path, whole, door, times):
     spec = tmp_path/f'{name}.json'; spec.write_text(json.dumps(STUDIES[name]))
     study,rows = load_spec(STUDIES[name]),lambda: [r for f in runs.glob(f'*/{arm}/attempt_1/steps.jsonl') for r in read_rows(f)]
     p,url = server(tmp_path/'kept')
-    with open(tmp_path/'log.txt', 'w') as out: child = subprocess.Popen(DOORS[door](*map(str, (spec, arm, runs, url))), stdout=out, stderr=out, cwd=tmp_path, env=dict(os.environ, RXNB_CHECKPOINT_EVERY='2' if times==2 or door=='papermill' else '0'), start_new_session=True)
+    with open(tmp_path/'log.txt', 'w') as out: child = subprocess.Popen(DOORS[door](*map(str, (spec, arm, runs, url))), stdout=out, stderr=out, cwd=tmp_path, env=dict(os.environ, RXNB_CHECKPOINT_EVERY='2' if times==2 or door=='papermill' else '0'), start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) # a shell's background job ignores it
     try:
         while len(rows())<3: assert child.poll() is None, said(runs); time.sleep(.02)
         os.kill(p.pid, signal.SIGSTOP); before = len(rows())
