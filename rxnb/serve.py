@@ -744,14 +744,15 @@ class Server:
         rows = '\n'.join(f'| {n} | {getattr(b.engine, "device", "")} | {b.engine.max_context:,} |' for n,b in self.app.backends.items())
         return f'`{self.base_url}` {"listens" if self.alive else "is closed"}\n\n| base model | device | context in tokens |\n|---|---|---|\n{rows}'
 
-# %% ../nbs/08_serve.ipynb #975dcd60
-def _engines(found, **kw):
-    "An engine for each {name: path}, loaded in a thread of its own."
+# %% ../nbs/08_serve.ipynb #c514c109
+def _backends(found, sample_devices, **kw):
+    "A backend for each {name: path}, loaded in a thread of its own."
     import rxnb.decode  # gives the engine its `sample`
     from rxnb.engine import Engine
-    with ThreadPoolExecutor(1) as loader: return {n:loader.submit(Engine, path, **kw).result() for n,path in found.items()}
+    load = lambda n, path: Backend(n, Engine(path, **kw), sample_devices=tuple(sample_devices) or (None,))
+    with ThreadPoolExecutor(1) as loader: return [loader.submit(load, n, path).result() for n,path in found.items()]
 
-# %% ../nbs/08_serve.ipynb #fc46dbdd
+# %% ../nbs/08_serve.ipynb #1fcba3ed
 def serve(
     base_model,                # packaged name, folder, or hub id; or a list of them
     port:int=0,                # 0: any free one
@@ -766,8 +767,7 @@ def serve(
     if not _is_loopback(host) and not token: raise ValueError(f'{host} can be reached from other machines: give a token, which clients then send as their API key')
     if token is not None and not token.startswith(('tml-', 'eyJ')): raise ValueError("the token must begin with 'tml-', as the SDK accepts no other key")
     found = dict(find_model(n) for n in (base_model if isinstance(base_model, (list, tuple)) else [base_model]))
-    backends = [Backend(n, e, sample_devices=tuple(sample_devices) or (None,)) for n,e in _engines(found, device=device, dtype=dtype).items()]
-    return Server(App(backends, Store(checkpoint_dir), token), host, port)
+    return Server(App(_backends(found, sample_devices, device=device, dtype=dtype), Store(checkpoint_dir), token), host, port)
 
 # %% ../nbs/08_serve.ipynb #605a5053
 def split_devices(
