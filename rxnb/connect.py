@@ -6,8 +6,8 @@
 __all__ = ['LOCAL_KEY', 'log', 'waiting', 'TESTED_SDK', 'shown', 'probe', 'embedded', 'api_key', 'served_models', 'counted',
            'Waiting', 'say_waiting', 'endpoint', 'connect', 'describe', 'rest_client', 'save_adapter', 'check_endpoint']
 
-# %% ../nbs/09_connect.ipynb #62a15b9f
-import atexit, logging, os, threading, time, urllib.request, warnings
+# %% ../nbs/09_connect.ipynb #1894a787
+import asyncio, atexit, logging, os, threading, time, urllib.request, warnings
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -135,7 +135,14 @@ def counted():
     try: yield tries
     finally: _tries.reset(token)
 
-# %% ../nbs/09_connect.ipynb #96747969
+# %% ../nbs/09_connect.ipynb #fe1edf4e
+def _is_heartbeat() -> bool:
+    "Does the heartbeat of a session speak here?"
+    try: task = asyncio.current_task()
+    except RuntimeError: return False # no event loop in this thread
+    return task is not None and 'heartbeat' in getattr(task.get_coro(), '__qualname__', '')
+
+# %% ../nbs/09_connect.ipynb #4eab35b9
 class Waiting(logging.Filter):
     "Says what the SDK waits for. A filter, because it must see records that nobody else is to see."
     def __init__(self, level:int=logging.WARNING, every_s:float=5):
@@ -144,7 +151,8 @@ class Waiting(logging.Filter):
 
     def filter(self, record) -> bool:
         route,trouble = _trouble(record)
-        if trouble: self._wait(route, trouble)
+        if _is_heartbeat(): pass
+        elif trouble: self._wait(route, trouble)
         elif route and self.since is not None and self._route in ('', route): self._well()
         return record.levelno>=self.level
 
