@@ -112,7 +112,7 @@ def conclude(spec, runs_dir=None, console=None) -> int:
     console.print(str(report(study, runs_dir)), markup=False, soft_wrap=True)
     return 0
 
-# %% ../nbs/18c_console.ipynb #76f727f2
+# %% ../nbs/18c_console.ipynb #c1e9956c
 def _parser():
     "rxnb study <what> [spec]."
     p = argparse.ArgumentParser(prog='rxnb', description='Pre-registered comparisons of RL methods for language models')
@@ -121,8 +121,9 @@ def _parser():
         q = study.add_parser(what, help=words)
         if what!='list': q.add_argument('spec', help='name of a packaged spec, or the path of a JSON file')
         q.add_argument('--runs-dir', help='folder of all studies; $RXNB_RUNS_DIR, or runs/')
-        if what=='run': q.add_argument('--base-url', help='Tinker endpoint; $TINKER_BASE_URL, or the embedded backend')
-        if what=='run': q.add_argument('--devices', help='0,1 or cpu,cpu: arms side by side, one process a device')
+        if what!='run': continue
+        q.add_argument('--base-url', help='Tinker endpoint; $TINKER_BASE_URL, or the embedded backend')
+        q.add_argument('--devices', help='0,1 or cpu,cpu: arms side by side, one process a device')
     return p
 
 def main(

@@ -6,14 +6,14 @@
 __all__ = ['ROWS', 'TILE', 'log', 'row_invariant', 'up', 'tiled_attention', 'tiled_causal', 'row_attention',
            'tiled_row_attention', 'slot_invariant', 'Merged', 'step', 'merged']
 
-# %% ../nbs/06c_cpu.ipynb #646609a7
+# %% ../nbs/06c_cpu.ipynb #0337fa61
 import logging, os
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 
-from .paged import unfit
+from .paged import unfit, window_of
 
 # %% ../nbs/06c_cpu.ipynb #1d98276c
 ROWS, TILE = 16, 32
@@ -77,7 +77,7 @@ def slot_invariant(
     at = lambda r, n, seen: row_attention(q[:r], k[:r,:,:n], v[:r,:,:n], d**-.5, (torch.arange(n)>=seen).expand(r, 1, n))[:ROWS]
     return all(torch.equal(at(r, n, seen), at(ROWS, up(seen, TILE), seen)) for seen in (5, 40, 150) for n in (up(seen, TILE), 7*TILE, far) for r in (ROWS, R))
 
-# %% ../nbs/06c_cpu.ipynb #83c5b3dd
+# %% ../nbs/06c_cpu.ipynb #34851643
 class _Sites:
     "Linear layers over the same input as one: their weights with the adapters in them."
     def __init__(self, named):
@@ -100,7 +100,7 @@ class Merged:
         sites = lambda *ms: _Sites([(name[m], m) for m in ms])
         self.layers = [SimpleNamespace(qkv=sites(l.self_attn.q_proj, l.self_attn.k_proj, l.self_attn.v_proj), o=sites(l.self_attn.o_proj), gu=sites(l.mlp.gate_proj, l.mlp.up_proj), down=sites(l.mlp.down_proj),
             before=l.input_layernorm.weight, after=l.post_attention_layernorm.weight, norms=(l.self_attn.q_norm.weight, l.self_attn.k_norm.weight) if hasattr(l.self_attn, 'q_norm') else None,
-            window=getattr(l.self_attn, 'sliding_window', None) or (getattr(c, 'sliding_window', None) if c.model_type=='mistral' else None)) for l in b.layers]
+            window=window_of(l, c)) for l in b.layers]
         self.head, self.norm, self.embed = sites(engine.head), b.norm.weight, b.get_input_embeddings().weight
         a = b.layers[0].self_attn; self.d, self.scale, self.eps = a.head_dim, a.scaling, c.rms_norm_eps
         self.HQ, self.HK, self.attend, self.loaded = c.num_attention_heads, c.num_key_value_heads, row_attention, None

@@ -6,10 +6,11 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #64427cde
+# %% ../nbs/07_engine.ipynb #32a96c9b
 import contextvars, copy, hashlib, inspect, math, os, secrets, threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +140,7 @@ def _pick_device(device):
     d = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if device=='auto' else device)
     return torch.device('cuda', torch.cuda.current_device()) if d.type=='cuda' and d.index is None else d
 
-# %% ../nbs/07_engine.ipynb #12595e05
+# %% ../nbs/07_engine.ipynb #f4a14eea
 class Engine:
     "A frozen causal language model that trains and serves LoRA adapters; token ids only."
     def __init__(self,
@@ -171,7 +172,8 @@ class Engine:
         self.head_site = next((n for n,(m,_) in self.sites.items() if m is self.head), None)
         _check_probe(self, probe, want)
         with self.hold(): self.fast = checked(self) if self.device.type=='cuda' else None
-        self.merged = merged(self)
+
+    merged = cached_property(merged) # made by the engine that first samples: the one that trains beside a twin needs none
 
     def hidden(self, ids, cache=None, positions=None):
         "Final hidden states [B,L,H] of right-padded ids [B,L]; with a cache the keys and values go through it."
@@ -685,7 +687,7 @@ def features(self:Engine,
             for it,h in zip(batch, parts): out[it.i] = h.mean(0).cpu().numpy()
     return out
 
-# %% ../nbs/07_engine.ipynb #a8532767
+# %% ../nbs/07_engine.ipynb #75ce50fe
 def _copied(model, device):
     "A copy of a model whose tensors are on `device`; those that are there already are shared."
     memo = {id(p):nn.Parameter(p.detach().to(device), requires_grad=False) for p in model.parameters()}
@@ -698,7 +700,7 @@ def twin(self:Engine,
     "An engine of the same frozen model for another thread or another device."
     e = copy.copy(self); e.lock, e.device = threading.RLock(), self.device if device is None else _pick_device(device)
     if (e.device.type=='cuda')!=(self.device.type=='cuda'): raise ValueError(f'a twin on {e.device} of an engine on {self.device} would compute in another way')
-    vars(e).pop('token_bytes', None); vars(e).pop('kept', None); vars(e).pop('moved', None)
+    for k in ('token_bytes', 'kept', 'moved', 'merged'): vars(e).pop(k, None)
     with self.hold(): self.mount({}); e.model = _copied(self.model, e.device)
     e.backbone, e.head = e.model.get_decoder(), e.model.get_output_embeddings(); modules = dict(e.model.named_modules())
     e.sites = {n:(modules[n], g) for n,(_,g) in self.sites.items()}
@@ -707,7 +709,6 @@ def twin(self:Engine,
         if e.device==self.device: e.share = self.share = .5
         torch.cuda.synchronize(self.device); e.stream = torch.cuda.Stream(e.device, priority=-1)
         with e.hold(): e.fast = checked(e)
-    e.merged = merged(e)
     return e
 
 # %% ../nbs/07_engine.ipynb #8301453c

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['device_names', 'Passing', 'run_notebook', 'device_environment', 'side_by_side']
 
-# %% ../nbs/17b_processes.ipynb #5c71c3f9
-import collections, os, queue, signal, subprocess, sys, threading
+# %% ../nbs/17b_processes.ipynb #cd42cc1e
+import collections, os, queue, signal, subprocess, sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from .resume import Stopped
+from .resume import Stop, Stopped
 
 # %% ../nbs/17b_processes.ipynb #ebcce6bb
 def device_names(
@@ -23,18 +23,15 @@ def device_names(
     if not names: raise ValueError('no device')
     return names
 
-# %% ../nbs/17b_processes.ipynb #bb37df84
-class Passing:
+# %% ../nbs/17b_processes.ipynb #9aee9d62
+class Passing(Stop):
     "A context in which the first interrupt is passed on to a child, which ends what it is doing; the second is raised here. `asked` tells. Only the main thread hears interrupts."
     def __init__(self,
         send:Callable, # Interrupts the child; false where there is nothing to wait for, so that this interrupt is raised
         say:Callable=lambda: None, # Called after the first one was sent
-    ): self.send,self.say,self.asked,self.old = send, say, False, None
-    def __enter__(self):
-        if threading.current_thread() is threading.main_thread(): self.old = signal.signal(signal.SIGINT, self._heard)
-        return self
-    def __exit__(self, *exc):
-        if self.old is not None: signal.signal(signal.SIGINT, self.old)
+    ):
+        super().__init__()
+        self.send,self.say = send, say
     def _heard(self, signum, frame):
         if self.asked or not self.send(): raise KeyboardInterrupt
         self.asked = True
