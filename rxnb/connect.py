@@ -135,14 +135,16 @@ def counted():
     try: yield tries
     finally: _tries.reset(token)
 
-# %% ../nbs/09_connect.ipynb #fe1edf4e
-def _is_heartbeat() -> bool:
-    "Does the heartbeat of a session speak here?"
+# %% ../nbs/09_connect.ipynb #6467db9a
+_UNASKED = '_session_heartbeat','_client_dynamic_config_refresh_loop','_process_one_cancel','_periodic_flush'
+
+def _is_unasked() -> bool:
+    "Does one of the SDK's own errands speak here?"
     try: task = asyncio.current_task()
     except RuntimeError: return False # no event loop in this thread
-    return task is not None and 'heartbeat' in getattr(task.get_coro(), '__qualname__', '')
+    return task is not None and getattr(task.get_coro(), '__qualname__', '').rpartition('.')[2] in _UNASKED
 
-# %% ../nbs/09_connect.ipynb #4eab35b9
+# %% ../nbs/09_connect.ipynb #55d8cef5
 class Waiting(logging.Filter):
     "Says what the SDK waits for. A filter, because it must see records that nobody else is to see."
     def __init__(self, level:int=logging.WARNING, every_s:float=5):
@@ -151,7 +153,7 @@ class Waiting(logging.Filter):
 
     def filter(self, record) -> bool:
         route,trouble = _trouble(record)
-        if _is_heartbeat(): pass
+        if _is_unasked(): pass
         elif trouble: self._wait(route, trouble)
         elif route and self.since is not None and self._route in ('', route): self._well()
         return record.levelno>=self.level
