@@ -364,19 +364,6 @@ def _check_datum(engine, i, d, name, params):
     two = lambda x: x if x.ndim==2 else x[:,None]
     return _Item(i, tokens, two(y), y.ndim==1, two(live), two(w), {k:two(v) for k,v in per.items()})
 
-# %% ../nbs/07_engine.ipynb #a48fb1eb
-def _score(head, h, y):
-    "log p of ids `y` [R,K] given final states `h` [R,H], float32."
-    z = logits(h, head)
-    return z.gather(-1, y) - z.logsumexp(-1, keepdim=True)
-
-def _score_chunks(head, h, y, budget=2**26):
-    if h.is_cuda and len(h): return target_logp(h, head, y)
-    rows = max(16, budget//head.weight.shape[0])
-    if len(h)<=rows or not torch.is_grad_enabled(): parts = [_score(head, a, b) for a,b in zip(h.split(rows), y.split(rows))]
-    else: parts = [checkpoint(_score, head, a, b, use_reentrant=False) for a,b in zip(h.split(rows), y.split(rows))]
-    return torch.cat(parts) if parts else h.new_zeros(y.shape, dtype=torch.float32)
-
 # %% ../nbs/07_engine.ipynb #17842e9f
 class _Batch(list):
     "Items that run together, and the groups among them: (items, tokens that they begin with in common)."
@@ -517,23 +504,24 @@ def _batch_loss(batch, logp, live, name, params):
     if own: params = {k:pick(k) if k in own else torch.full_like(q[live], v) for k,v in params.items()}
     return torch_token_loss(name, logp[live], q[live], pick('advantages'), **params)*pick('weights')
 
-# %% ../nbs/07_engine.ipynb #f9f76747
+# %% ../nbs/07_engine.ipynb #21e47048
 @dataclass
 class _Kept:
     "What a forward pass left for the backward pass to come."
     lora: Lora
     state: list    # of the parameters: their versions
-    tokens: list   # by datum
-    batches: list  # (micro-batch, final states with their graph and its root; or None)
+    items: list    # by datum
+    batches: list  # (micro-batch, what is left of it, or None: final states with their graph, its root, log-probabilities with log-sum-exps)
 
 def _state(lora): return [(id(p), p._version) for p in lora.params.values()]
 
 def _recall(engine, lora, items):
     "The kept micro-batches of the same tokens, or None; they are let go of in any case."
     k = vars(engine).pop('kept', None)
-    if k is None or k.lora is not lora or k.state!=_state(lora) or len(k.tokens)!=len(items): return None
-    if not all(np.array_equal(t, it.tokens) for t,it in zip(k.tokens, items)): return None
-    return [(_like(b, [items[it.i] for it in b]), left) for b,left in k.batches]
+    if k is None or k.lora is not lora or k.state!=_state(lora) or len(k.items)!=len(items): return None
+    if not all(np.array_equal(a.tokens, b.tokens) for a,b in zip(k.items, items)): return None
+    same = all(np.array_equal(a.targets, b.targets) for a,b in zip(k.items, items))
+    return [(_like(b, [items[it.i] for it in b]), left and (*left[:2], left[2] if same else None)) for b,left in k.batches]
 
 def _like(batch, items): out = _Batch(items); out.groups = batch.groups; return out
 
@@ -545,29 +533,38 @@ def _plan(engine, lora, items, backward):
     room = engine.share*_free(engine)/_token_bytes(engine, lora)-1.5*budget if ask and not engine.recompute else 0
     return [(b, None) for b in _micro_batches(items, budget, engine.device.type=='cpu' and not engine.is_linear)], room
 
-# %% ../nbs/07_engine.ipynb #da9929e1
+# %% ../nbs/07_engine.ipynb #4db80caa
+@torch.no_grad()
+def _outside(engine, h, y, rows):
+    "Log-probabilities [n,K] and log-sum-exps [n] of the rows that are outside the loss; zeros elsewhere."
+    logp, lse = torch.zeros(y.shape, device=h.device), torch.zeros(len(y), device=h.device)
+    logp[~rows], lse[~rows] = target_logp(h[~rows], engine.head, y[~rows])
+    return logp, lse
+
+# %% ../nbs/07_engine.ipynb #f21ef1a1
 def _run_batch(engine, lora, batch, name, params, backward, left=None, keep=False):
     "One micro-batch: log-probabilities [rows,K], per-token losses, the gradient by parameter (or None), and what is left for a backward pass to come."
     fast, sites = engine.fast, lora.sites if lora else []
     if fast: sites = [s for s in sites if s==engine.head_site]          # the others' gradients gather in the fast way itself
     with torch.set_grad_enabled(backward or keep):
         engine.mount(lora.adapters(engine.dtype, sites) if lora else {})
-        h, root = left or (_final_states(engine, batch), fast.root if fast else None)
+        h, root, known = left or (_final_states(engine, batch), fast.root if fast else None, None)
     with torch.set_grad_enabled(backward):
         live, y = _flatten(batch, 'live', h.device), _flatten(batch, 'targets', h.device)
         rows = live.any(-1)
-        logp = torch.zeros(y.shape, dtype=torch.float32, device=h.device)
-        with torch.no_grad(): logp[~rows] = _score_chunks(engine.head, h[~rows], y[~rows])
-        logp = logp.index_put((rows,), _score_chunks(engine.head, h[rows], y[rows]))
+        if known: logp, lse = known
+        else: logp, lse = _outside(engine, h, y, rows)
+        mine = target_logp(h[rows], engine.head, y[rows], known=known and (logp[rows], lse[rows]))
+        logp, lse = logp.index_put((rows,), mine[0]), lse.index_put((rows,), mine[1])
         losses = _batch_loss(batch, logp, live, name, params)
         grads = None
         if backward and live.any():
             names = [f'{s}.lora_{ab}' for s in sites for ab in 'AB']
             found = torch.autograd.grad(losses.sum(), [lora.params[n] for n in names]+([root] if fast else []), allow_unused=True)
             grads = dict(zip(names, found))
-    return to_host(logp.detach())[0], losses.detach(), grads, (h, root) if keep else None
+    return to_host(logp.detach())[0], losses.detach(), grads, (h, root, (logp.detach(), lse)) if keep else None
 
-# %% ../nbs/07_engine.ipynb #b3ab5bd3
+# %% ../nbs/07_engine.ipynb #f6fa681a
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -596,7 +593,7 @@ def forward_backward(self:Engine,
                 out[it.i] = mine[:,0].copy() if it.flat else mine[:,:it.targets.shape[1]].copy()
         if backward and self.fast: _gather(self, lora, grads)
         if backward: _keep(lora, grads)
-        if any(left for _,left in kept): self.kept = _Kept(lora, _state(lora), [it.tokens for it in items], kept)
+        if any(left for _,left in kept): self.kept = _Kept(lora, _state(lora), items, kept)
     return out, {'loss:sum':total, 'live_tokens:sum':float(sum(it.live.sum() for it in items))}
 
 def _begin(engine, lora):
@@ -655,7 +652,7 @@ def optim_step(self:Engine,
         lora.step, lora.grads = t, None
     return {'unclipped_grad_l2:mean':norm}
 
-# %% ../nbs/07_engine.ipynb #c7045030
+# %% ../nbs/07_engine.ipynb #9781a308
 @patch
 def score(self:Engine,
     snap:Snapshot, # whose log-probabilities
@@ -667,7 +664,7 @@ def score(self:Engine,
     with self.hold(), torch.inference_mode():
         snap = self.at_hand(snap); self.mount(snap.adapters)
         if self.fast: self.fast.load(snap)
-        return _score_chunks(self.head, _final_states(self, [item]), torch.as_tensor(item.targets, device=self.device))[:,0].cpu().numpy()
+        return target_logp(_final_states(self, [item]), self.head, torch.as_tensor(item.targets, device=self.device))[0][:,0].cpu().numpy()
 
 # %% ../nbs/07_engine.ipynb #413238ba
 @patch

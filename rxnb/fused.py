@@ -363,35 +363,42 @@ def _to_dlogits(z, lse, y, g, dtype):
     _dlogits_kernel[(len(z), -(-z.shape[1]//4096))](z, z.shape[1], lse, y, g, out, y.shape[1], 4096, num_warps=8)
     return out
 
-# %% ../nbs/06a_fused.ipynb #be70d4aa
+# %% ../nbs/06a_fused.ipynb #1549ccd7
 class _TargetLogp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, h, W, bias, A, B, y, rows):
-        ctx.rows, outs, lses = rows, [], []
-        for hc,yc in zip(h.split(rows), y.split(rows)):
-            z = _logits(hc, W, bias, A, B); lses.append(_log_sum_exp(z)); outs.append(z.gather(1, yc)-lses[-1][:,None])
-        ctx.save_for_backward(h, W, bias, A, B, y, torch.cat(lses))
-        return torch.cat(outs)
+    def forward(ctx, h, W, bias, A, B, y, rows, known):
+        ctx.rows, ctx.last, (logp, lse) = rows, None, known or ([], [])
+        for hc,yc in () if known else zip(h.split(rows), y.split(rows)):
+            z = ctx.last = None                                       # not two chunks at a time
+            z = _logits(hc, W, bias, A, B)
+            lse.append(_log_sum_exp(z)); logp.append(z.gather(1, yc)-lse[-1][:,None])
+            if any(ctx.needs_input_grad): ctx.last = z
+        logp, lse = (x.clone() if known else torch.cat(x) for x in (logp, lse))
+        ctx.save_for_backward(h, W, bias, A, B, y, lse); ctx.mark_non_differentiable(lse)
+        return logp, lse
     @staticmethod
-    def backward(ctx, g):
+    def backward(ctx, g, _):
         h, W, bias, A, B, y, lse = ctx.saved_tensors
         dh, dA, dB = torch.empty_like(h), *(None if x is None else torch.zeros_like(x, dtype=torch.float32) for x in (A, B))
-        for a in range(0, len(h), ctx.rows):
-            s = slice(a, a+ctx.rows); dz = _to_dlogits(_logits(h[s], W, bias, A, B), lse[s], y[s], g[s].float().contiguous(), h.dtype)
+        for a in reversed(range(0, len(h), ctx.rows)):
+            s, z, ctx.last = slice(a, a+ctx.rows), ctx.last, None
+            dz = _to_dlogits(_logits(h[s], W, bias, A, B) if z is None else z, lse[s], y[s], g[s].float().contiguous(), h.dtype)
             dh[s] = dz@W
             if A is not None:
                 t = dz@B; dh[s] += t@A; dA += (t.T@h[s]).float(); dB += (dz.T@F.linear(h[s], A)).float()
-        return (dh, None, None, *(None if x is None else x.to(B.dtype) for x in (dA, dB)), None, None)
+        return (dh, None, None, *(None if x is None else x.to(B.dtype) for x in (dA, dB)), None, None, None)
 
 def target_logp(
     h,           # final states [n,H]
     head,        # the output matrix, a linear layer, with or without an adapter
     y,           # int64 [n,K]
-    numbers:int=2**28 # logits at a time
-):
-    "float32 log-probabilities [n,K], differentiable by `h` and the adapter."
+    numbers:int=2**28, # logits at a time
+    known=None   # what an earlier call said of the same states and ids: then the output matrix runs in the backward pass only
+) -> tuple:      # float32 log-probabilities [n,K], differentiable by `h` and the adapter, and log-sum-exps [n]
+    "Log-probabilities of some ids at each state."
+    if not len(h): return h.new_zeros(y.shape, dtype=torch.float32), h.new_zeros(0, dtype=torch.float32)
     A, B = getattr(head, 'lora', None) or (None, None)
-    return _TargetLogp.apply(h.contiguous(), head.weight, head.bias, A, B, y.contiguous(), max(16, numbers//head.weight.shape[0]))
+    return _TargetLogp.apply(h.contiguous(), head.weight, head.bias, A, B, y.contiguous(), max(16, numbers//head.weight.shape[0]), known)
 
 # %% ../nbs/06a_fused.ipynb #d6048fd3
 @jit
