@@ -75,12 +75,14 @@ def _described(f) -> Checkpoint | None:
     if d is None: raise ValueError(f'{f} is no checkpoint of rxnb: move it out of the checkpoint folder')
     return Checkpoint(**d)
 
-# %% ../nbs/07d_checkpoints.ipynb #a8925992
+# %% ../nbs/07d_checkpoints.ipynb #7edd8012
 @patch
 def _write(self:Store, ck, tensors):
     from safetensors.torch import save_file
     f = self.file(ck); tmp = f.parent/f'{f.name}.part'; f.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, tmp, {'rxnb': json.dumps(asdict(ck))}); os.replace(tmp, f)
+    save_file(tensors, tmp, {'rxnb': json.dumps(asdict(ck))})
+    with open(tmp, 'rb') as g: os.fsync(g.fileno()) # its name must not outlive a power cut without its content
+    os.replace(tmp, f)
 
 @patch
 def add(self:Store,

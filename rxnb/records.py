@@ -129,7 +129,7 @@ class Attempt:
         finally: self.lock.release()
         return result
 
-# %% ../nbs/10_records.ipynb #2dc18377
+# %% ../nbs/10_records.ipynb #0a582358
 def pack_rollouts(
     path # Folder of an attempt
 ):
@@ -139,6 +139,7 @@ def pack_rollouts(
     frame = pd.DataFrame(read_rows(lines))
     frame.to_parquet(part := packed.with_suffix('.part'))
     if len(pd.read_parquet(part, columns=['step']))!=len(frame): raise OSError(f'{part} does not hold the {len(frame)} rollouts of {lines}')
+    with open(part, 'rb') as f: os.fsync(f.fileno())
     os.replace(part, packed)
 
 # %% ../nbs/10_records.ipynb #2b6425b8
