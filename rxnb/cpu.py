@@ -115,12 +115,12 @@ class Merged:
         for p in self.products: p.merge(snap.adapters)
         self.loaded = snap
 
-# %% ../nbs/06c_cpu.ipynb #02ada822
-def _turned(self, z, pos, norms):
-    "Queries and keys of z [R,HQ+2·HK,d], with their norms, at their positions [R]."
+# %% ../nbs/06c_cpu.ipynb #6354a0a6
+def _turned(self, z, cos, sin, norms):
+    "Queries and keys of z [R,HQ+2·HK,d], with their norms, turned by the angles of their positions [R,1,d]."
     x, half = z[:,:self.HQ+self.HK], self.d//2
     if norms: x = torch.cat([F.rms_norm(x[:,:self.HQ], (self.d,), norms[0], self.eps), F.rms_norm(x[:,self.HQ:], (self.d,), norms[1], self.eps)], 1)
-    return x*self.cos[pos]+torch.cat([-x[...,half:], x[...,:half]], -1)*self.sin[pos]
+    return x*cos+torch.cat([-x[...,half:], x[...,:half]], -1)*sin
 
 def step(self,
     token,  # int64 [R], R a multiple of `ROWS`
@@ -130,9 +130,9 @@ def step(self,
 ): # float32 logits [R,V]
     "Feed a token to each row."
     rows, i, norm = torch.arange(len(token)), torch.arange(slots), lambda x, w: F.rms_norm(x, w.shape, w, self.eps)
-    late, h = i>pos[:,None,None], F.embedding(token, self.embed)
+    late, h, cos, sin = i>pos[:,None,None], F.embedding(token, self.embed), self.cos[pos], self.sin[pos]
     for l,(keys,values) in zip(self.layers, cache):
-        z = l.qkv(norm(h, l.before)).view(len(token), -1, self.d); qk = _turned(self, z, pos, l.norms)
+        z = l.qkv(norm(h, l.before)).view(len(token), -1, self.d); qk = _turned(self, z, cos, sin, l.norms)
         keys[rows,:,pos], values[rows,:,pos] = qk[:,self.HQ:], z[:,self.HQ+self.HK:]
         hidden = late if l.window is None else late | (i<=(pos-l.window)[:,None,None])
         h = h+l.o(self.attend(qk[:,:self.HQ], keys[:,:,:slots], values[:,:,:slots], self.scale, hidden))
