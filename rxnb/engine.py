@@ -541,7 +541,7 @@ def _outside(engine, h, y, rows):
     logp[~rows], lse[~rows] = target_logp(h[~rows], engine.head, y[~rows])
     return logp, lse
 
-# %% ../nbs/07_engine.ipynb #f21ef1a1
+# %% ../nbs/07_engine.ipynb #976e2d06
 def _run_batch(engine, lora, batch, name, params, backward, left=None, keep=False):
     "One micro-batch: log-probabilities [rows,K], per-token losses, the gradient by parameter (or None), and what is left for a backward pass to come."
     fast, sites = engine.fast, lora.sites if lora else []
@@ -552,8 +552,7 @@ def _run_batch(engine, lora, batch, name, params, backward, left=None, keep=Fals
     with torch.set_grad_enabled(backward):
         live, y = _flatten(batch, 'live', h.device), _flatten(batch, 'targets', h.device)
         rows = live.any(-1)
-        if known: logp, lse = known
-        else: logp, lse = _outside(engine, h, y, rows)
+        logp, lse = known or _outside(engine, h, y, rows)
         mine = target_logp(h[rows], engine.head, y[rows], known=known and (logp[rows], lse[rows]))
         logp, lse = logp.index_put((rows,), mine[0]), lse.index_put((rows,), mine[1])
         losses = _batch_loss(batch, logp, live, name, params)
