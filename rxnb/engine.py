@@ -6,7 +6,7 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #32a96c9b
+# %% ../nbs/07_engine.ipynb #c1df9b60
 import contextvars, copy, hashlib, inspect, math, os, secrets, threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from fastcore.basics import patch
 
 from .cpu import merged
-from .fused import logits, target_logp
+from .fused import target_logp
 from .losses import torch_token_loss
 from .paged import checked, grads as fast_grads, no_grads, states, to_host
 
