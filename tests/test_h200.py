@@ -3,6 +3,7 @@ import json, shutil
 from datetime import datetime
 from pathlib import Path
 import pytest
+from rxnb.preflight import wanted_preflights
 from rxnb.records import completed, read_rows
 from rxnb.spec import load_spec
 from rxnb.study import decide
@@ -44,3 +45,14 @@ def test_sealed_before_the_first_step():
             assert m['spec_sha256']==sealed['sha256'] and m['task']['eval_split']=='test' and m['task']['train_split']=='train[4352:]'
             steps,last = read_rows(manifest.parent/'steps.jsonl'), json.loads((manifest.parent/'result.json').read_text())
             assert len(steps)==32==last['steps'] and last['eval']['n']==1319
+
+@pytest.mark.parametrize('name', ['h200_gs1_2','h200_tailrl_lag_2','h200_tailrl_graded_2','h200_centering_2','h200_centering_r4_2'])
+def test_the_second_series_is_what_was_sealed_and_no_arm_of_it_is_complete(name):
+    "The seal and every preflight are of the spec that is kept, and all lines of it held."
+    study = load_spec(results/name/'spec.json')
+    sealed = json.loads((results/name/'sealed.json').read_text())
+    assert sealed['sha256']==study.sha256==load_spec(sealed['spec']).sha256
+    preflights = json.loads((results/name/'preflight.json').read_text())
+    assert {r['name'] for r in preflights}==set(wanted_preflights(study.spec))
+    for r in preflights: assert r['spec_sha256']==study.sha256 and r['passed'] and r['lines'] and all(l['passed'] for l in r['lines'])
+    assert not any(completed(study, a.name, results) for a in study.arms)
