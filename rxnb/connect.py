@@ -47,7 +47,7 @@ def probe(
     if isinstance(r, Exception): raise ConnectionError(f'no answer from {shown(base_url)}: GET {shown(url)} failed with {type(r).__name__}: {r}') from r
     return r.status_code
 
-# %% ../nbs/09_connect.ipynb #bcbedb13
+# %% ../nbs/09_connect.ipynb #866fb77d
 _servers,_lock = {},threading.Lock()
 
 def embedded(
@@ -65,10 +65,9 @@ def embedded(
         return _servers[key]
 
 def release():
-    "Close the embedded servers of this process, so that arms in other processes find the memory of their models free. Their clients get no answers any more; the next `connect` starts a new one."
-    with _lock: mine = [_servers.pop(k) for k in [*_servers] if k[0]==os.getpid()]
-    for s in mine: s.close(); atexit.unregister(s.close)
-    mine = s = None
+    "Let go of the models of this process's embedded servers, so that arms in other processes find their memory free. Clients of theirs get no models any more; the next `connect` starts a new server."
+    with _lock:
+        for k in [k for k in _servers if k[0]==os.getpid()]: _servers.pop(k).app.let_go()
     gc.collect()
     if (torch := sys.modules.get('torch')) and torch.cuda.is_initialized(): torch.cuda.empty_cache()
 

@@ -62,7 +62,7 @@ def _random_config(kind, vocab_size, hidden, layers, std):
                                  linear_key_head_dim=hidden//4, linear_value_head_dim=hidden//4)
     raise ValueError(f'unknown kind {kind!r}; one of {", ".join(RANDOM_KINDS)}')
 
-# %% ../nbs/07_engine.ipynb #1a620cfb
+# %% ../nbs/07_engine.ipynb #a47e2dcc
 def random_model(
     kind:str,          # one of `RANDOM_KINDS`
     folder,            # where to write it; made if missing
@@ -80,6 +80,7 @@ def random_model(
         model = AutoModelForCausalLM.from_config(cfg, dtype=torch.float32)
         for n,p in model.named_parameters():
             if n.endswith('proj.bias'): nn.init.normal_(p, std=std)
+            if n.endswith('norm.weight'): p.data *= 1+.1*torch.randn_like(p)   # no two norms alike
     model.generation_config = GenerationConfig(eos_token_id=[2, 0], pad_token_id=0)
     model.save_pretrained(folder); byte_tokenizer(vocab_size).save_pretrained(folder)
     return Path(folder)
@@ -683,7 +684,7 @@ def features(self:Engine,
             for it,h in zip(batch, parts): out[it.i] = h.mean(0).cpu().numpy()
     return out
 
-# %% ../nbs/07_engine.ipynb #75ce50fe
+# %% ../nbs/07_engine.ipynb #d63a8cfc
 def _copied(model, device):
     "A copy of a model whose tensors are on `device`; those that are there already are shared."
     memo = {id(p):nn.Parameter(p.detach().to(device), requires_grad=False) for p in model.parameters()}
@@ -702,7 +703,7 @@ def twin(self:Engine,
     e.sites = {n:(modules[n], g) for n,(_,g) in self.sites.items()}
     for l in e.backbone.layers: del l.forward; _recomputing(e, l)
     if e.device.type=='cuda':
-        if e.device==self.device: e.share = self.share = .5
+        if e.device==self.device: e.share, self.share = .25, .7
         torch.cuda.synchronize(self.device); e.stream = torch.cuda.Stream(e.device, priority=-1)
         with e.hold(): e.fast = checked(e)
     return e

@@ -355,32 +355,35 @@ def decode(
     while (run.who>=0).any(): _advance(run, max_rows); _admit(run) if run.waiting else None
     return [(run.tokens[x,:n].copy(), run.logps[x,:n].copy(), bool(run.stopped[x])) for x,n in enumerate(run.count)]
 
-# %% ../nbs/06b_paged.ipynb #0d8d8f29
+# %% ../nbs/06b_paged.ipynb #6f4987a7
 class _Through(torch.autograd.Function):
-    "(wide input, product) -> output; the adapters' gradients are added to the product's `gA` and `gB`."
+    "(wide input, product, what the input was made of, how) -> output; the adapters' gradients are added to the product's `gA` and `gB`."
     @staticmethod
-    def forward(ctx, x, p):
-        y = x.new_empty(len(x), p.outs[-1]); p(x, y); ctx.p = p; ctx.save_for_backward(x if p.extra else None)
+    def forward(ctx, x, p, source, make):
+        y = x.new_empty(len(x), p.outs[-1]); p(x, y); ctx.p, ctx.make = p, make; ctx.save_for_backward(source if p.extra else None)
         return y
     @staticmethod
     def backward(ctx, dy):
-        p, (x,) = ctx.p, ctx.saved_tensors; d = dy@p.W
+        p, (source,) = ctx.p, ctx.saved_tensors; d = dy@p.W
         if p.extra:
+            x = dy.new_empty(len(dy), p.d_in+p.extra); ctx.make(source, x[:,:p.d_in]); p.widen(x)
             left, da = d[:,:p.d_in], d[:,p.d_in:]
             p.gA += da.T@x[:,:p.d_in]; p.gB += dy.T@x[:,p.d_in:]
             torch.addmm(left, da, p.A, out=left)
-        return d, None
+        return d, None, None, None
 
 def _layer(self, l, h, y, pos, B, attention, keep=None):
     "One layer on [B·L,H]: the residual stream before the feed-forward part, and what that adds to it."
-    heads, wide = (self.HQ, self.HK, self.HK), lambda p: p.d_in+p.extra
+    heads, wide, norm = (self.HQ, self.HK, self.HK), lambda p: p.d_in+p.extra, lambda w: lambda h, out: add_norm(h, None, w, self.eps, out)
     h, x = AddNorm.apply(h, y, l.before, self.eps, wide(l.qkv))
-    t = Turn.apply(_Through.apply(x, l.qkv), pos, self.cos, self.sin, l.norms, self.eps, self.HQ, self.HK)
+    t = Turn.apply(_Through.apply(x, l.qkv, h, norm(l.before)), pos, self.cos, self.sin, l.norms, self.eps, self.HQ, self.HK)
     q, k, v = (z.transpose(1, 2) for z in t.view(B, -1, sum(heads), self.d).split(heads, 2))
     if keep is not None: keep.append(SimpleNamespace(keys=k, values=v))
     a = attention(q, k, v, self.scale, l.window).transpose(1, 2).reshape(len(h), -1)
-    h, x = AddNorm.apply(h, _Through.apply(Widen.apply(a, wide(l.o)), l.o), l.after, self.eps, wide(l.gu))
-    return h, _Through.apply(Gate.apply(_Through.apply(x, l.gu), wide(l.down)), l.down)
+    o = _Through.apply(Widen.apply(a, wide(l.o)), l.o, a, lambda a, out: out.copy_(a))
+    h, x = AddNorm.apply(h, o, l.after, self.eps, wide(l.gu))
+    gu = _Through.apply(x, l.gu, h, norm(l.after))
+    return h, _Through.apply(Gate.apply(gu, wide(l.down)), l.down, gu, gate)
 
 # %% ../nbs/06b_paged.ipynb #5fd21b1e
 def states(

@@ -147,7 +147,7 @@ class Request:
         if not isinstance(o, dict): raise Refused(400, f'the body is a JSON {type(o).__name__}, not an object')
         return o
 
-# %% ../nbs/08_serve.ipynb #f8d824da
+# %% ../nbs/08_serve.ipynb #6c1ac171
 class App:
     "The ASGI application."
     routes = []
@@ -169,6 +169,11 @@ class App:
     def close(self):
         "Stop the workers; what waits fails."
         for b in self.backends.values(): b.worker.close()
+
+    def let_go(self):
+        "Stop the workers and forget the models, whose memory is free then. Sessions are still answered: a client that finds nobody there warns every ten seconds."
+        self.close()
+        for held in (self.backends, self.models, self.samplers): held.clear()
 
 def route(
     method:str,    # GET, POST, PUT or DELETE
