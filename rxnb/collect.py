@@ -48,22 +48,19 @@ def prompt_states(
     engine = next(iter(embedded(base_model).app.backends.values())).engine
     return engine.features(engine.snapshot(None), prompts)
 
-# %% ../nbs/13b_collect.ipynb #2c7795c4
+# %% ../nbs/13b_collect.ipynb #2e3ca778
 def critic_values(
-    service, # A tinker ServiceClient
-    study:Study, # Whose base model and optimizer
-    base_model:str, # As the endpoint knows it
+    critic, # As `open_critic` returns it
     steps, # (prompts, rewards) of each step, one rollout a prompt
-    critic:dict, # Parameters of the advantage `critic`: lr, rank, seed, updates, suffix, yes, no
 ) -> np.ndarray: # One value a prompt, in order
     "Values that a critic gives before it learns from each step."
-    c,out = open_critic(service, base_model, study.spec.optimizer, **critic), []
+    out = []
     for prompts,rewards in steps:
-        out.append(c.predict(prompts))
-        c.learn(prompts, rewards)
+        out.append(critic.predict(prompts))
+        critic.learn(prompts, rewards)
     return np.concatenate(out)
 
-# %% ../nbs/13b_collect.ipynb #6ededc93
+# %% ../nbs/13b_collect.ipynb #6a4c6c0a
 def pick_problems(
     task:str, # Of `rxnb.tasks`
     split:str,
@@ -82,7 +79,7 @@ def pick_problems(
         except ValueError: return False # no answer to this grader
         return len(render(tokenizer, p.question, spec.prompt))+max_tokens<=spec.max_seq_len
     good = [p for p in every if usable(p)]
-    if not good: raise ValueError(f'{task}/{split}: no problem of families {families} that {spec.grader} can grade and that fits')
+    if not good: raise ValueError(f'{task}/{split}: no problem of families {families} that {spec.grader} can grade and whose prompt and {max_tokens} tokens of an answer fit in {spec.max_seq_len}')
     return [good[i] for i in prompt_order(len(good), seed)[:prompts]], len(every)-len(good)
 
 def _sampled(problems, m, per_step, chunk, seed, sampler, tokenizer, spec, max_tokens, name, say):
@@ -97,8 +94,8 @@ def _sampled(problems, m, per_step, chunk, seed, sampler, tokenizer, spec, max_t
         say(f'{len(rows)} rollouts, mean reward {np.mean([r["reward"] for r in rows]):.3f}, {time.perf_counter()-began:.0f} s', flush=True)
         yield rows, asked
 
-# %% ../nbs/13b_collect.ipynb #18b035c4
-def _with_model_features(t, service, study, base_model, base_url, asked, hidden, critic, say):
+# %% ../nbs/13b_collect.ipynb #bb95f0dc
+def _with_model_features(t, base_model, base_url, asked, hidden, critic, say):
     "The table with hidden states and critic values, where they were asked for."
     head = t['sample']==0
     if hidden:
@@ -109,7 +106,7 @@ def _with_model_features(t, service, study, base_model, base_url, asked, hidden,
             t['hidden'] = [next(rows) if h else None for h in head]
     if critic:
         steps = [([asked[i] for i in g.prompt_id], g.reward.to_numpy()) for _,g in t[head].groupby('step')]
-        t['critic'] = np.repeat(critic_values(service, study, base_model, steps, critic), t.groupby(['step','prompt_id'], sort=False).size())
+        t['critic'] = np.repeat(critic_values(critic, steps), t.groupby(['step','prompt_id'], sort=False).size())
         say(f'critic: mean squared error {((t.reward-t.critic)**2).mean():.3f}, of the mean {t.reward.var(ddof=0):.3f}', flush=True)
     return t
 
@@ -122,7 +119,7 @@ def _policy(study, service, base_model, base_url, runs_dir, data_dir):
     client = resolve(service.create_training_client_from_state(path))
     return resolve(service.create_sampling_client(model_path=client.save_weights_for_sampler('collected').result().path))
 
-# %% ../nbs/13b_collect.ipynb #2ccadc44
+# %% ../nbs/13b_collect.ipynb #c155be63
 def collect(
     spec, # A Study, or the name of a packaged spec
     task:str, # Of `rxnb.tasks`
@@ -137,28 +134,31 @@ def collect(
     base_url:str=None, # As in `connect`
     max_tokens:int=None, # None: the study's
     hidden:bool=True, # Mean hidden states, where the endpoint has them?
-    critic:dict=None, # As in `critic_values`; None: no critic
+    critic:dict=None, # Parameters of the advantage `critic` (lr, rank, seed, updates, suffix, yes, no); None: no critic
     path=None, # File that is written as the table grows; None: nowhere
     data_dir=None, # As in `load_task`
     chunk:int=4, # Steps that are sampled at once
     say=print, # What is told of the progress
-    runs_dir=None, # Folder of all studies: where a warm start is looked for and kept
+    runs_dir=None, # Folder of all studies: where a warm start is looked for, or run under the study's seal
 ) -> pd.DataFrame: # A rollout table
-    "Sample m answers of each prompt and grade them; raises what sampling and grading raise."
+    "Sample m answers of each prompt and grade them; a warm start that was not run is run, and the study sealed. Raises ValueError for numbers below 1, and what sampling and grading raise."
+    if low := [k for k,v in dict(m=m, prompts=prompts, per_step=per_step, chunk=chunk).items() if v<1]: raise ValueError(f'{", ".join(low)}: at least 1')
     study = spec if isinstance(spec, Study) else load_spec(spec)
     s,base = study.spec, base_model or study.spec.base_model
     service = connect(base_url, base)
     tokenizer = resolve(service.create_lora_training_client(base_model=base, rank=1, seed=0)).get_tokenizer()
     problems,left_out = pick_problems(task, split, prompts, seed, s, max_tokens or s.sampling.max_tokens, tokenizer, families, data_dir)
     check_task(problems, s.prompt, s.grader)
+    asked_too = open_critic(service, base, s.optimizer, **critic) if critic else None
+    if path: Path(path).parent.mkdir(parents=True, exist_ok=True)
     say(f'{task}/{split}: {len(problems)} prompts × {m}; {left_out} problems cannot be graded by {s.grader} or do not fit', flush=True)
     for rows,asked in _sampled(problems, m, per_step, chunk, seed, _policy(study, service, base_model, base_url, runs_dir, data_dir), tokenizer, s, max_tokens or s.sampling.max_tokens, name or task, say):
         if path: save_table(pd.DataFrame(rows), path)
-    t = _with_model_features(check_table(pd.DataFrame(rows)), service, study, base, base_url, asked, hidden, critic, say)
+    t = _with_model_features(check_table(pd.DataFrame(rows)), base, base_url, asked, hidden, asked_too, say)
     if path: save_table(t, path)
     return t
 
-# %% ../nbs/13b_collect.ipynb #a6a19073
+# %% ../nbs/13b_collect.ipynb #25af6d86
 def main():
     "The command line."
     import argparse
@@ -173,14 +173,15 @@ def main():
     a.add_argument('--base-model', help="instead of the spec's, and without its warm start")
     a.add_argument('--base-url', help='endpoint; $TINKER_BASE_URL or the embedded backend if left out')
     a.add_argument('--max-tokens', type=int, help="instead of the spec's")
-    a.add_argument('--runs-dir', help='folder of all studies: where a warm start is looked for and kept')
+    a.add_argument('--runs-dir', help='folder of all studies: where a warm start is looked for, or run under the seal of its study')
     a.add_argument('--no-hidden', action='store_true', help='without mean hidden states')
     a.add_argument('--critic-lr', type=float, help='learning rate of a critic that answers beside it; no critic if left out')
     a.add_argument('--critic', default=r'\nIs the answer right? |Yes|No', help='its question and two answers of one token, separated by |')
     o = a.parse_args()
-    suffix,yes,no = o.critic.replace(r'\n','\n').split('|')
+    question = o.critic.replace(r'\n','\n').split('|')
+    if len(question)!=3: a.error(f'--critic {o.critic!r} is not a question and two answers, separated by |')
+    suffix,yes,no = question
     critic = None if o.critic_lr is None else dict(lr=o.critic_lr, rank=16, seed=o.seed, updates=2, suffix=suffix, yes=yes, no=no)
-    Path(o.out).parent.mkdir(parents=True, exist_ok=True)
     collect(o.spec, o.task, o.split, o.m, o.prompts, o.per_step, o.seed, o.name, o.families, o.base_model, o.base_url, o.max_tokens, not o.no_hidden, critic, o.out, chunk=o.chunk, runs_dir=o.runs_dir)
     print(f'{o.out}: {os.path.getsize(o.out)/1e3:.0f} kB', flush=True)
 
