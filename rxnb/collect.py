@@ -149,12 +149,12 @@ def collect(
     tokenizer = resolve(service.create_lora_training_client(base_model=base, rank=1, seed=0)).get_tokenizer()
     problems,left_out = pick_problems(task, split, prompts, seed, s, max_tokens or s.sampling.max_tokens, tokenizer, families, data_dir)
     check_task(problems, s.prompt, s.grader)
-    asked_too = open_critic(service, base, s.optimizer, **critic) if critic else None
+    learner = open_critic(service, base, s.optimizer, **critic) if critic else None
     if path: Path(path).parent.mkdir(parents=True, exist_ok=True)
     say(f'{task}/{split}: {len(problems)} prompts × {m}; {left_out} problems cannot be graded by {s.grader} or do not fit', flush=True)
     for rows,asked in _sampled(problems, m, per_step, chunk, seed, _policy(study, service, base_model, base_url, runs_dir, data_dir), tokenizer, s, max_tokens or s.sampling.max_tokens, name or task, say):
         if path: save_table(pd.DataFrame(rows), path)
-    t = _with_model_features(check_table(pd.DataFrame(rows)), base, base_url, asked, hidden, asked_too, say)
+    t = _with_model_features(check_table(pd.DataFrame(rows)), base, base_url, asked, hidden, learner, say)
     if path: save_table(t, path)
     return t
 
