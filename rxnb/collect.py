@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['table_rows', 'prompt_states', 'critic_values', 'pick_problems', 'collect', 'main']
 
-# %% ../nbs/13b_collect.ipynb #ce66d5e5
+# %% ../nbs/13b_collect.ipynb #d3494bc6
 import os, time
 from pathlib import Path
 import numpy as np
@@ -17,7 +17,7 @@ from .rollouts import sample_rollouts
 from .spec import Study, load_spec
 from .tables import check_table, hashed_ngrams, project, question_features, save_table
 from .tasks import load_task, prompt_order, render
-from .warm import known_checkpoints, run_warm_start
+from .warm import known_checkpoints, open_client, run_warm_start
 
 # %% ../nbs/13b_collect.ipynb #383bd8e5
 def table_rows(
@@ -110,13 +110,13 @@ def _with_model_features(t, base_model, base_url, asked, hidden, critic, say):
         say(f'critic: mean squared error {((t.reward-t.critic)**2).mean():.3f}, of the mean {t.reward.var(ddof=0):.3f}', flush=True)
     return t
 
-# %% ../nbs/13b_collect.ipynb #e55e9e6f
+# %% ../nbs/13b_collect.ipynb #0e464b93
 def _policy(study, service, base_model, base_url, runs_dir, data_dir):
     "A sampling client of what every arm of the study begins with; of another base model as it is."
     if base_model or not study.spec.warm_start: return resolve(service.create_sampling_client(base_model=base_model or study.spec.base_model))
-    path = run_warm_start(study, runs_dir, base_url, data_dir)['path']
+    run_warm_start(study, runs_dir, base_url, data_dir)
     service = connect(base_url, study.spec.base_model, known=known_checkpoints(study, runs_dir))
-    client = resolve(service.create_training_client_from_state(path))
+    client = open_client(study, study.arms[0], service, runs_dir) # the same for every arm
     return resolve(service.create_sampling_client(model_path=client.save_weights_for_sampler('collected').result().path))
 
 # %% ../nbs/13b_collect.ipynb #c155be63
