@@ -7,7 +7,8 @@ import pytest
 
 root = Path(__file__).parents[1]
 MODEL = root/'rxnb/models/tiny_arith'
-RL = ('env=arithmetic', f'model_name={MODEL}', 'renderer_name=qwen3_instruct', 'max_steps=3', 'group_size=4', 'groups_per_batch=8', 'max_tokens=8', 'lora_rank=8',
+# A group whose rewards are all alike moves nothing. Twelve tokens cut a part of the rollouts off, which is part of the reward, so that among eight groups of sixteen some are always mixed.
+RL = ('env=arithmetic', f'model_name={MODEL}', 'renderer_name=qwen3_instruct', 'max_steps=3', 'group_size=16', 'groups_per_batch=8', 'max_tokens=12', 'lora_rank=8',
       'learning_rate=1e-4', 'loss_fn=importance_sampling', 'eval_every=0', 'save_every=2', 'behavior_if_log_dir_exists=delete')
 RECIPES = dict(rl_sync=('-m', 'tinker_cookbook.recipes.math_rl.train', *RL), rl_async=('-m', 'tinker_cookbook.recipes.math_rl.train', *RL, 'max_steps_off_policy=1'),
     supervised=(root/'tests/cookbook_sl.py',))
@@ -53,7 +54,7 @@ def test_rl_recipe(recipe, tmp_path):
         with server(SLOW[recipe]) as s: rows,wall = run(recipe, s.base_url, tmp_path/'log')
     except FileNotFoundError as e: pytest.fail(str(e))
     print(f'{recipe}: steps of {step_s(rows)} s, {wall:.0f} s in all')
-    assert len(rows)>=2 and all(r['env/all/total_episodes']==32 and math.isfinite(r['unclipped_grad_l2:mean']) for r in rows)
+    assert len(rows)>=2 and all(r['env/all/total_episodes']==128 and 0<r['unclipped_grad_l2:mean']<math.inf for r in rows), rows
     kl = [r['optim/kl_sample_train_v2'] for r in rows]   # half the mean squared difference of log-probabilities: nothing cancels
     if recipe=='rl_sync': assert len(rows)==3 and max(kl)<1e-9
     else:
