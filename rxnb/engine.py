@@ -6,7 +6,7 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #c1df9b60
+# %% ../nbs/07_engine.ipynb #4b432b14
 import contextvars, copy, hashlib, inspect, math, os, secrets, threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from fastcore.basics import patch
 from .cpu import merged
 from .fused import target_logp
 from .losses import torch_token_loss
-from .paged import checked, grads as fast_grads, no_grads, states, to_host
+from .paged import checked, free_bytes, grads as fast_grads, no_grads, states, to_host
 
 # %% ../nbs/07_engine.ipynb #64b11247
 _SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
@@ -412,7 +412,7 @@ def _flatten(batch, key, device):
     K = max(x.shape[1] for x in xs)
     return torch.as_tensor(np.concatenate([np.pad(x, ((0,0),(0,K-x.shape[1]))) for x in xs]), device=device)
 
-# %% ../nbs/07_engine.ipynb #56f69f3c
+# %% ../nbs/07_engine.ipynb #9e208955
 def _hidden(engine, ids):
     "Final hidden states [B,L,H], by the fast way where the model takes it."
     return states(engine.fast, ids, causal_attention, engine.recompute) if engine.fast else engine.hidden(ids)
@@ -442,8 +442,7 @@ def _fitting(engine, lora, items):
 def _free(engine):
     "Bytes that a pass may take: four fifths of what is free on a GPU, an eighth of the memory of a machine."
     if engine.device.type!='cuda': return os.sysconf('SC_PHYS_PAGES')*os.sysconf('SC_PAGE_SIZE')/8
-    free = torch.cuda.mem_get_info(engine.device)[0]+torch.cuda.memory_reserved(engine.device)-torch.cuda.memory_allocated(engine.device)
-    return .8*free
+    return .8*free_bytes(engine.device)
 
 # %% ../nbs/07_engine.ipynb #11511dba
 def _split_attention(n, P, N, L, of, qpos, kpos):
