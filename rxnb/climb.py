@@ -164,7 +164,7 @@ def _candidates(space, budget, seed, windows, told):
         yield suggest(trial, space)
         study.tell(trial, told[-1])
 
-# %% ../nbs/02e_climb.ipynb #1a2b413a
+# %% ../nbs/02e_climb.ipynb #a63dcee4
 def hillclimb(
     table, # A rollout table or a Stream, m >= 2
     space:Space, # Where and how to search
@@ -189,7 +189,8 @@ def hillclimb(
     score = lambda i: scored.setdefault(i, Ranked(kernels[i], {k: kernel_errors(kernels[i], w[k])[0] for k in PARTS}))
     ranked = [score(i) for i in trace.validation.sort_values(kind='stable').index[:top]]
     d,se = gain(ranked[0].errors['validation'], score(0).errors['validation'])
-    tie = not d>se
+    best = ranked[0].kernel
+    tie = not d>se or not (best.groups or best.half_life_steps) # without either it is the window mean, and what it gains is rounding
     return Climb(s.task, ranked, score(0) if tie else ranked[0], tie, trace, {k: int(v.sum()) for k,v in parts.items()}, rows[-1]['seconds'])
 
 # %% ../nbs/02e_climb.ipynb #35abd1c4

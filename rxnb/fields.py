@@ -168,7 +168,7 @@ class Sampling(Part):
             raise ValueError('rollouts are drawn at temperature 1, top_p 1, top_k -1: anything else makes the importance ratio of another distribution')
         return self
 
-# %% ../nbs/00_fields.ipynb #33492e9a
+# %% ../nbs/00_fields.ipynb #2197a882
 class Eval(Part):
     "Greedy decoding of the last checkpoint, one row an item."
     n_examples: Count # The first n items of the split
@@ -181,6 +181,10 @@ class Curve(Part):
     n_examples: Count # The first n items of the split
     every: Count # Steps between two evaluations; step 0 and the last are always evaluated
 
+def _no_twins(what, names):
+    "Raise ValueError naming what occurs twice: two of one name would stand in for each other."
+    if twice := sorted({n for n in names if names.count(n)>1}): raise ValueError(f'{what}: {", ".join(map(repr, twice))} twice; give each a name of its own')
+
 class Criterion(Part):
     "A weighted mean over items that must exceed a margin."
     id: str
@@ -190,7 +194,13 @@ class Criterion(Part):
     weights: dict[str,float] # Arm or role -> weight
     plausible_effect: float|None = None # The mean that one expects, if the hypothesis holds
 
-# %% ../nbs/00_fields.ipynb #a8770bfd
+    @model_validator(mode='after')
+    def _says_something(self):
+        if not self.bounds[0]<self.bounds[1] or self.metric=='accuracy' and not self.bounds[0]<=0<1<=self.bounds[1]: raise ValueError(f'{self.id}: bounds {self.bounds} do not hold the values of {self.metric}')
+        if not any(self.weights.values()): raise ValueError(f'{self.id}: no arm has a weight')
+        return self
+
+# %% ../nbs/00_fields.ipynb #b2106f5d
 class PairedHoeffding(Part):
     "Validated if the interval lies above the margin in every criterion, failed if below, else inconclusive."
     method: Literal['paired_hoeffding']
@@ -200,6 +210,11 @@ class PairedHoeffding(Part):
     estimand: str # In words
     unit: Literal['fixed_checkpoint_items']
     seeds: list[int]
+
+    @model_validator(mode='after')
+    def _distinct(self):
+        _no_twins('criteria', [c.id for c in self.criteria])
+        return self
 
 class Threshold(Part):
     "Fixed gaps between two arms at the last checkpoint, or a collapse of the baseline alone."
@@ -219,6 +234,7 @@ class Threshold(Part):
 
     @model_validator(mode='after')
     def _order(self):
+        if self.treatment==self.baseline: raise ValueError(f'{self.treatment} is compared with itself')
         if self.gap_fails>self.gap_validates: raise ValueError(f'gap_fails {self.gap_fails} exceeds gap_validates {self.gap_validates}')
         if self.checkpoints!=sorted(set(self.checkpoints)): raise ValueError('checkpoints are steps in rising order')
         return self
@@ -228,7 +244,7 @@ class Threshold(Part):
 
 DecisionRule = Annotated[PairedHoeffding|Threshold, Field(discriminator='method')]
 
-# %% ../nbs/00_fields.ipynb #143eb363
+# %% ../nbs/00_fields.ipynb #437ef89a
 class Check(Part):
     "One quantity and where it must lie; `null` leaves a side open."
     metric: str # Its name in the pilot's rows
@@ -236,7 +252,7 @@ class Check(Part):
     min: float|None
     max: float|None
     one_of: Annotated[list[Number|str], Field(min_length=1)]|None # Allowed values
-    steps: Annotated[list[Whole], Field(min_length=2, max_length=2)]|None = None # First and last step that count; null = all of the pilot
+    steps: Annotated[list[Whole], Field(min_length=2, max_length=2)]|None = None # First and last step that count; null = all of the pilot, or what the metric says
 
     @model_validator(mode='after')
     def _says_something(self):
@@ -274,7 +290,7 @@ class Reference(Part):
         if self.status=='resolved' and not self.revision: raise ValueError(f'{self.id} is resolved, but has no revision')
         return self
 
-# %% ../nbs/00_fields.ipynb #81492640
+# %% ../nbs/00_fields.ipynb #732924a0
 class LossTolerance(Part):
     "How far two values of a loss may be apart."
     atol: NonNegative
@@ -305,6 +321,11 @@ class CorrectnessPreflight(Part):
     status: str # In words, as registered; what was executed stands in preflight.json
     reason: str|None
     paths: list[CodePath]
+
+    @model_validator(mode='after')
+    def _distinct(self):
+        _no_twins('paths', [p.id for p in self.paths])
+        return self
 
 # %% ../nbs/00_fields.ipynb #d3de5d07
 class RestoredOptimizer(Part):

@@ -145,7 +145,7 @@ def tango(b:int, c:int, n:int, alpha:float=.05) -> tuple: # (lower, upper)
     hi = 1. if d>=edge or f(edge, -1)>0 else brentq(f, max(d, -edge), edge, args=(-1,), xtol=1e-12)
     return lo,hi
 
-# %% ../nbs/15a_intervals.ipynb #a7878cf7
+# %% ../nbs/15a_intervals.ipynb #71a6e782
 def mcnemar_exact(
     b:int, # Items right in the treatment only
     c:int, # Items right in the baseline only
@@ -157,8 +157,8 @@ def mcnemar_mid_p(
     b:int, # Items right in the treatment only
     c:int, # Items right in the baseline only
 ) -> float: # p-value, 0 to 1
-    "The exact p less the probability of what was observed: half of each tail's."
-    return mcnemar_exact(b, c) - float(binom.pmf(min(b,c), b+c, .5))
+    "The exact p less the probability of what was observed: half of each tail's; 1 where no pair is discordant."
+    return mcnemar_exact(b, c) - float(binom.pmf(min(b,c), b+c, .5)) if b+c else 1.
 
 # %% ../nbs/15a_intervals.ipynb #f87cc664
 def clopper_pearson(

@@ -56,10 +56,10 @@ LOSSES['importance_sampling'] = Loss(
     torch=lambda logp, ratio, log_ratio, A: -ratio*A,
     params={}, tokenwise=True)
 
-# %% ../nbs/05_losses.ipynb #a71b37e6
+# %% ../nbs/05_losses.ipynb #9445e616
 LOSSES['truncated'] = Loss(
     value=lambda logp, ratio, log_ratio, A, cap: -np.minimum(ratio, cap)*A,
-    grad=lambda logp, ratio, log_ratio, A, cap: np.where(ratio<cap, -ratio*A, 0.),
+    grad=lambda logp, ratio, log_ratio, A, cap: np.where(ratio<=cap, -ratio*A, 0.),
     torch=lambda logp, ratio, log_ratio, A, cap: -ratio.clamp(max=cap)*A,
     params={'cap':2.}, tokenwise=True)
 LOSSES['tis'] = Loss(

@@ -6,7 +6,7 @@
 __all__ = ['FIGURES', 'ANSWER', 'esc', 'table', 'Source', 'sentence', 'item_table', 'first_pair', 'report_html', 'report',
            'Compared', 'compare']
 
-# %% ../nbs/18b_report.ipynb #fbaddb6f
+# %% ../nbs/18b_report.ipynb #67c9d040
 import base64, gzip, hashlib, html, io, json, os
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,7 +14,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from .budget import spent
-from .decision import Decision, Joint, ThresholdDecision, secondary
+from .decision import Decision, Joint, ThresholdDecision, confidence, secondary
 from .plots import plot_decision, plot_panels
 from .preflight import read_preflight
 from .records import STAGES, completed, load, read_rows, study_dir
@@ -56,7 +56,7 @@ class Source:
         "A number that links to its file and row."
         return f'<a class="n" href="{self.href(file, at)}" title="{esc(file)}{"" if at is None else ", "+esc(at)}">{esc(text)}</a>'
 
-# %% ../nbs/18b_report.ipynb #2539a36b
+# %% ../nbs/18b_report.ipynb #f72219f3
 def _contrast(weights):
     "A weighted sum of arms in words."
     signed = [(w, a) for a,w in sorted(weights.items(), key=lambda x: -x[1])]
@@ -64,6 +64,10 @@ def _contrast(weights):
     return ' '.join(word(*x) for x in signed).removeprefix('+ ')
 
 def _num(x, digits=4): return f'{x:+.{digits}f}'.replace('-', '−')
+
+def _limit(x):
+    "A registered limit, in all its digits and at least three."
+    return (s if float(s := f'{x:+.3f}')==x else f'{x:+.12g}').replace('-', '−')
 
 def sentence(
     decision # What `study.decide` returns
@@ -73,11 +77,11 @@ def sentence(
     if isinstance(decision, Waiting): return f'No decision yet: {", ".join(decision.missing)} not complete.'
     if isinstance(decision, ThresholdDecision):
         return (f'{decision.outcome}: {decision.treatment} − {decision.baseline} = {_num(decision.gap)} over {decision.n:,} items; {decision.reason}. A rule of thresholds has no interval and bounds no error.')
-    if isinstance(decision, Joint): return f'{decision.outcome}: ' + '; '.join(f'{k}: {sentence(d).rstrip(".")}' for k,d in decision.criteria.items()) + '.'
-    return (f'{decision.outcome}: {_contrast(decision.weights)} = {_num(decision.mean)}, {1-decision.alpha:.0%} interval [{_num(decision.lower)}, {_num(decision.upper)}] over {decision.n:,} items, '
-            f'against a margin of {_num(decision.margin, 3)}.')
+    if isinstance(decision, Joint): return f'{decision.outcome}: ' + '; '.join(f'{k}: {sentence(d).rstrip(".").replace(" interval [", " simultaneous interval [")}' for k,d in decision.criteria.items()) + '.'
+    return (f'{decision.outcome}: {_contrast(decision.weights)} = {_num(decision.mean)}, {confidence(decision.alpha)} interval [{_num(decision.lower)}, {_num(decision.upper)}] over {decision.n:,} items, '
+            f'against a margin of {_limit(decision.margin)}.')
 
-# %% ../nbs/18b_report.ipynb #8616a7e1
+# %% ../nbs/18b_report.ipynb #c13bb616
 def _outcome(decision): return getattr(decision, 'outcome', 'waiting')
 
 def _verdict(study, decision, at):
@@ -100,7 +104,7 @@ def _rule(study):
     r = study.decision_rule
     if r is None: return '<p>No rule.</p>'
     if r.method=='threshold': rows = [('validates from a gap of', r.gap_validates), ('fails below', r.gap_fails), ('a collapse is a drop of more than', r.collapse_drop), ('steps', ', '.join(map(str, r.checkpoints)))]
-    else: rows = [x for c in r.criteria for x in ((c.id, _contrast(study.weights(c))), ('must exceed', _num(c.margin, 3)))] + [('α', r.alpha)]
+    else: rows = [x for c in r.criteria for x in ((c.id, _contrast(study.weights(c))), ('must exceed', _limit(c.margin)))] + [('α', r.alpha)]
     return table(('part', 'as sealed'), [(esc(a), esc(b)) for a,b in [('method', r.method), *rows, ('items', f'{study.spec.eval.n_examples:,}')]])
 
 # %% ../nbs/18b_report.ipynb #52a33fa4

@@ -6,7 +6,7 @@
 __all__ = ['KEPT', 'KEPT_ROLLOUTS', 'BESIDE', 'held_out', 'execute', 'collect', 'regrade', 'evaluate_again', 'Waiting', 'decide',
            'notebook', 'only_declared', 'run_arm', 'run_study', 'keep']
 
-# %% ../nbs/18_study.ipynb #41f6f6b7
+# %% ../nbs/18_study.ipynb #ec4e9d12
 import ast, json, os, shutil, sys, tempfile, time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from .resume import Keeper, Stop, Stopped, checkpoint_every, close_dead, last_st
 from .spec import Study, in_force, load_spec, seal
 from .serve import split_devices
 from .status import read_status, update_status
-from .tasks import check_pinned, load_task
+from .tasks import check_pinned, fingerprint, load_task
 from .train import prepare, progress_line, train
 from .warm import check_weights, known_checkpoints, open_client, read_warm_start
 
@@ -42,14 +42,15 @@ def held_out(
     check_task(problems[:part.n_examples], study.spec.prompt, study.spec.grader)
     return problems[:part.n_examples]
 
-# %% ../nbs/18_study.ipynb #8a7cfaf5
+# %% ../nbs/18_study.ipynb #6fbd692c
 def _grade(recipe, attempt, name, sampler, tokenizer, items, halt, step=None):
-    "Grade the items that have no row yet, and write a row each; raises what `halt` returns while some are left."
-    s,columns = recipe.study.spec, ('item_id','correct','stop_reason','completion_tokens')
+    "Grade the items that have no row yet, and write a row each; raises what `halt` returns while some are left, and ValueError where some were graded by another grader."
+    s,columns,grader = recipe.study.spec, ('item_id','correct','stop_reason','completion_tokens','grader'), grader_id(recipe.study.spec.grader)
     mine = lambda: [r for r in attempt.rows(name) if step is None or r['step']==step]
+    if name!='curve' and (other := {r.get('grader', grader) for r in attempt.rows(name)}-{grader}): raise ValueError(f'{attempt.path/f"{name}.jsonl"}: items graded by {", ".join(other)} are not mixed with items graded by {grader}; give the attempt up, or grade the stored texts with one grader: rxnb.study.regrade({str(attempt.path)!r}, {s.grader!r})')
     done = {r['item_id'] for r in mine()}
     for rows in greedy_rows(sampler, tokenizer, [p for p in items if p.id not in done], s.prompt, s.eval.max_tokens, s.grader):
-        attempt.append(name, rows if step is None else [dict(step=step, **{k: r[k] for k in columns}) for r in rows])
+        attempt.append(name, [dict(r if step is None else dict(step=step, **(r if name=='checkpoints' else {k: r[k] for k in columns}))) for r in rows]) # what a rule decides on keeps its text
         done |= {r['item_id'] for r in rows}
         if len(done)<len(items) and (e := halt()): raise e
     return mine()
@@ -61,16 +62,14 @@ def _draw_curve(recipe, attempt, tokenizer, items, halt):
     return (lambda step, sampler: due(step) and _grade(recipe, attempt, 'curve', sampler, tokenizer, items, halt, step)) if items else None
 
 def _evaluate(recipe, attempt, sampler, tokenizer, items, halt):
-    "Grade the items of the decision with the last checkpoint, one row each; raises ValueError where some were graded by another grader."
-    mine = grader_id(recipe.study.spec.grader)
-    if other := {r['grader'] for r in attempt.rows('eval')}-{mine}: raise ValueError(f'{attempt.path/"eval.jsonl"}: items graded by {", ".join(other)} are not mixed with items graded by {mine}; give the attempt up, or grade the stored texts with one grader: rxnb.study.regrade({str(attempt.path)!r}, {recipe.study.spec.grader!r})')
+    "Grade the items of the decision with the last checkpoint, one row each."
     return summarise(_grade(recipe, attempt, 'eval', sampler, tokenizer, items, halt))
 
-# %% ../nbs/18_study.ipynb #98ced375
-def _manifest(recipe, service, client, warm):
+# %% ../nbs/18_study.ipynb #005ae176
+def _manifest(recipe, service, client, warm, items):
     "What was executed: endpoint, base model, method, seeds, every optimizer field."
     s,a = recipe.study.spec, recipe.arm
-    return dict(endpoint=describe(service, client), base_model=s.base_model, advantage=a.advantage.model_dump(), loss=a.loss.model_dump(), lag=a.lag.model_dump(),
+    return dict(endpoint=describe(service, client), data=dict(train=fingerprint(recipe.problems), eval=fingerprint(items) if items else None), base_model=s.base_model, advantage=a.advantage.model_dump(), loss=a.loss.model_dump(), lag=a.lag.model_dump(),
         optimizer=dict(s.optimizer.model_dump(), lr=a.lr), lora=dict(rank=s.lora_rank, seed=s.warm_start.seed if s.warm_start else a.seed), warm_start=warm, seed=a.seed, grader=grader_id(s.grader), task=s.task.model_dump(), prompt=s.prompt.model_dump(),
         sampling=s.sampling.model_dump(), steps=recipe.steps, group_size=a.group_size, groups_per_batch=a.groups_per_batch)
 
@@ -135,7 +134,7 @@ def _failed(attempt, tell, e, facts):
         tell(state='over_budget' if status=='over_budget' else 'failed', cause=f'{type(e).__name__}: {e}')
     except OSError as full: e.add_note(f'and {attempt.path/"result.json"} could not be written: {full}')
 
-# %% ../nbs/18_study.ipynb #0e9bce97
+# %% ../nbs/18_study.ipynb #88ce23d7
 def _train_and_grade(recipe, service, client, attempt, start, keeper, spending, tell, items, curve, facts):
     "Train an arm from where it stands and grade its items; `facts` is filled with what result.json says of it."
     tokenizer,full = client.get_tokenizer(), bool(items)
@@ -157,8 +156,10 @@ def _attempt(recipe, stage, service, runs_dir, lock, kept, every, items, curve):
     gpus,tell = _gpus(describe(service, client)), _teller(recipe, runs_dir, stage=='full')
     seal(study, runs_dir)
     spending,warm = meter(study, recipe.arm, gpus, runs_dir), read_warm_start(study, runs_dir)['path'] if study.spec.warm_start else None
+    told = _manifest(recipe, service, client, warm, items)
+    if start and (before := json.loads((folder/'manifest.json').read_text(encoding='utf-8')).get('data')) not in (None, told['data']): raise ValueError(f'{folder} read other data: sha256 {before}, now {told["data"]}; give the attempt up, or put the data back')
     attempt = open_attempt(study, arm, runs_dir, stage, lock, start and (lambda to: take_along(folder, start, recipe.steps, to)), gpus=gpus, checkpoint_every=every,
-        continues=start and dict(attempt=folder.name, step=start.step), **_manifest(recipe, service, client, warm))
+        continues=start and dict(attempt=folder.name, step=start.step), **told)
     keeper = Keeper(service, client, attempt, f'{study.name}-{arm}-{attempt.path.name}', every, start, kept)
     cost = lambda: dict(wall_s=spending.wall_s, gpu_h=spending.gpu_h, records_s=attempt.records_s, states_s=keeper.states_s)
     try: _train_and_grade(recipe, service, client, attempt, start, keeper, spending, tell, items, curve, facts := {})
@@ -191,35 +192,49 @@ def execute(
     try: return done[1] if (done := completed(study, arm, runs_dir, stage)) else _attempt(recipe, stage, service, runs_dir, lock, kept, every, items, curve) # done by the process that had the lock
     finally: lock.release(force=True)
 
-# %% ../nbs/18_study.ipynb #5678bd4a
+# %% ../nbs/18_study.ipynb #87163031
+def _same_items(arms):
+    "Raise ValueError where two arms, {name: (manifest, rows)}, were trained or graded on other data."
+    first = next(iter(arms), None)
+    said = lambda rows: {r['item_id']: [r.get(k) for k in ('question','gold')] for r in rows}
+    for a,(manifest,rows) in arms.items():
+        known,mine = said(arms[first][1]), said(rows)
+        if odd := [i for i in known if i in mine and any(None not in (x,y) and x!=y for x,y in zip(known[i], mine[i]))]: raise ValueError(f'{a} and {first} were graded on other data: item {odd[0]} is {mine[odd[0]]} in the one and {known[odd[0]]} in the other')
+        if None not in (x := manifest.get('data'), y := arms[first][0].get('data')) and x!=y: raise ValueError(f'{a} and {first} read other data: sha256 {x} and {y}')
+
 def collect(
     study:Study, # What is registered
     runs_dir=None, # Folder of all studies
 ) -> tuple: # (arm -> {item id: 0 or 1} of the complete arms, names of the arms that are not complete)
-    "Items of every complete arm; raises ValueError where an evaluation is short, long, doubled, or graded by another grader."
-    study,items,missing = in_force(study, runs_dir),{},[]
+    "Items of every complete arm; raises ValueError where an evaluation is short, long, doubled, graded by another grader, or on other data than that of another arm."
+    study,items,missing,read = in_force(study, runs_dir),{},[],{}
     for a in study.arms:
         if not (done := completed(study, a.name, runs_dir)): missing.append(a.name); continue
         rows = read_rows(done[0]/'eval.jsonl')
         if len(rows)!=study.spec.eval.n_examples: raise ValueError(f'{a.name}: {len(rows)} of {study.spec.eval.n_examples} items in {done[0]/"eval.jsonl"}; a partial evaluation decides nothing')
         if (other := {r['grader'] for r in rows}-{grader_id(study.spec.grader)}): raise ValueError(f'{a.name} was graded by {other}, not {grader_id(study.spec.grader)}')
-        items[a.name] = items_of(rows)
+        try: items[a.name] = items_of(rows)
+        except ValueError as e: raise ValueError(f'{a.name}: {e}') from None
+        read[a.name] = json.loads((done[0]/'manifest.json').read_text(encoding='utf-8')), rows
+    _same_items(read)
     return items, missing
 
-# %% ../nbs/18_study.ipynb #c1fc61f6
+# %% ../nbs/18_study.ipynb #05425b0f
 def regrade(
     folder, # Of an attempt
     grader:str, # Name of the grader in the spec
-) -> list: # The new rows
-    "Grade the stored answers of an evaluation again with one grader; the old rows stay in eval.<their graders>.jsonl, and result.json says what is new. Nothing is sampled. Raises ValueError where the attempt has not ended."
-    f,done = Path(folder)/'eval.jsonl', Path(folder)/'result.json'
+) -> list: # The new rows of eval.jsonl
+    "Grade the stored answers of an attempt again with one grader; the old rows stay in eval.<their graders>.jsonl, and result.json says what is new. Nothing is sampled. Raises ValueError where the attempt has not ended, or has rows without their answers."
+    done,old = Path(folder)/'result.json', {f: read_rows(f) for n in ('eval','checkpoints') if (f := Path(folder)/f'{n}.jsonl').exists()}
     if not done.exists(): raise ValueError(f'{folder} has no result.json: its process is running, or was killed; run the arm again first')
-    rows = regraded(old := read_rows(f), grader)
-    shutil.copy(f, f.with_name(f'eval.{"+".join(sorted({r["grader"] for r in old}))}.jsonl'))
-    (part := f.with_suffix('.part')).unlink(missing_ok=True)
-    append_rows(part, rows)
-    part.replace(f)
-    result = json.loads(done.read_text(encoding='utf-8'))
+    if mute := [f.name for f,some in old.items() if any('text' not in r for r in some)]: raise ValueError(f'{folder}: {" and ".join(mute)} keeps no answers that could be graded again, and half of an attempt is not')
+    new = {f: regraded(some, grader) for f,some in old.items()}
+    for f,some in new.items():
+        shutil.copy(f, f.with_name(f'{f.stem}.{"+".join(sorted({r["grader"] for r in old[f]}))}.jsonl'))
+        (part := f.with_suffix('.part')).unlink(missing_ok=True)
+        append_rows(part, some)
+        part.replace(f)
+    rows,result = new.get(Path(folder)/'eval.jsonl', []), json.loads(done.read_text(encoding='utf-8'))
     if 'eval' in result: write_json(done, dict(result, eval=summarise(rows), regraded_s=time.time()))
     return rows
 
@@ -249,7 +264,7 @@ def _flipped(study, runs_dir):
     folders = {a.name: done[0] for a in study.arms if (done := completed(study, a.name, runs_dir)) and (done[0]/'again.jsonl').exists()}
     return {a: flips(*(read_rows(f/f'{n}.jsonl') for n in ('eval','again'))) for a,f in folders.items()}
 
-# %% ../nbs/18_study.ipynb #bf1f532f
+# %% ../nbs/18_study.ipynb #508166ee
 @dataclass(frozen=True)
 class Waiting:
     "No decision yet."
@@ -263,7 +278,8 @@ def _threshold(study, items, runs_dir):
     treatment,baseline = study.weights(rule)
     for a in (treatment, baseline):
         f = completed(study, a, runs_dir)[0]/'checkpoints.jsonl'
-        rows = read_rows(f) if f.exists() else []
+        rows,began = read_rows(f) if f.exists() else [], json.loads(f.with_name('manifest.json').read_text(encoding='utf-8'))['grader']
+        if other := {r.get('grader', began) for r in rows}-{grader_id(study.spec.grader)}: raise ValueError(f'{a}: items of {f} were graded by {other}, not {grader_id(study.spec.grader)}')
         curves[a] = {step: items_of([r for r in rows if r['step']==step]) for step in rule.checkpoints[:-1]} | {rule.checkpoints[-1]: items[a]}
         if short := [k for k,v in curves[a].items() if len(v)!=study.spec.eval.n_examples]: raise ValueError(f'{a}: the items were not all graded at steps {short}')
     return threshold_rule(items, curves, treatment, baseline, rule.gap_validates, rule.gap_fails, rule.collapse_drop)
@@ -277,7 +293,9 @@ def decide(
     if not (rule := study.decision_rule): return None
     study.require_sound('decide')
     items,missing = collect(study, runs_dir)
-    if missing := [m for m in missing if not study.arm(m).control]: return Waiting(tuple(missing))
+    if missing := [m for m in missing if not study.arm(m).control]:
+        (study_dir(study, runs_dir)/'decision.json').unlink(missing_ok=True) # what an amendment has opened again
+        return Waiting(tuple(missing))
     if rule.method=='threshold': d,criterion = _threshold(study, items, runs_dir), None
     else:
         d = joint_hoeffding(items, {c.id: dict(weights=study.weights(c), margin=c.margin, bounds=tuple(c.bounds), metric=c.metric) for c in rule.criteria}, rule.alpha)
@@ -373,8 +391,8 @@ def run_study(
         run_arm(arm=n, **where)
     return decide(study, runs_dir) if stage=='full' else None
 
-# %% ../nbs/18_study.ipynb #bb1e4310
-KEPT = {'steps':None, 'curve':('step','item_id','correct'), 'checkpoints':('step','item_id','correct'),
+# %% ../nbs/18_study.ipynb #305ca10b
+KEPT = {'steps':None, 'curve':('step','item_id','correct','grader'), 'checkpoints':('step','item_id','correct','grader'),
     'eval':('item_id','correct','extracted','gold','reason','stop_reason','completion_tokens','text','grader')}
 KEPT_ROLLOUTS = ['step','sampler_version','prompt_id','reward','correct','advantage','baseline','completion_tokens']
 BESIDE = ('sealed.json','amendments.jsonl','gates.jsonl','preflight.json','warm_start.json')
@@ -386,7 +404,7 @@ def _keep_attempt(source, goal, text):
     for name,columns in KEPT.items():
         if not (source/f'{name}.jsonl').exists(): continue
         rows,columns = read_rows(source/f'{name}.jsonl'), [c for c in columns or () if text or c!='text']
-        (goal/f'{name}.jsonl').write_text(''.join(row_line({k: r[k] for k in columns or r})+'\n' for r in rows), encoding='utf-8')
+        (goal/f'{name}.jsonl').write_text(''.join(row_line({k: r[k] for k in columns or r if k in r})+'\n' for r in rows), encoding='utf-8')
     if (source/'rollouts.parquet').exists(): pd.read_parquet(source/'rollouts.parquet', columns=KEPT_ROLLOUTS).to_parquet(goal/'rollouts.parquet')
 
 def keep(
