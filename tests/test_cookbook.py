@@ -25,7 +25,7 @@ def run(recipe, base_url, log):
     env = {k: v for k,v in os.environ.items() if k!='PYTHONPATH'} | dict(TINKER_API_KEY='tml-local', TINKER_TELEMETRY='0', OMP_NUM_THREADS='1', HF_HUB_OFFLINE='1', TOKENIZERS_PARALLELISM='false')
     where = (base_url, MODEL, log) if recipe=='supervised' else (f'base_url={base_url}', f'log_path={log}')
     began = time.perf_counter()
-    r = subprocess.run([python(), *map(str, RECIPES[recipe]+where)], env=env, cwd=root, capture_output=True, text=True, timeout=300)
+    r = subprocess.run([python(), *map(str, RECIPES[recipe]+where)], env=env, cwd=root, capture_output=True, text=True, timeout=1000)
     assert r.returncode==0, r.stderr[-4000:]
     rows = [json.loads(l) for l in (log/'metrics.jsonl').read_text().splitlines()]
     return rows,time.perf_counter()-began

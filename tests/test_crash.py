@@ -223,6 +223,14 @@ def server(folder, port=0):
     p = subprocess.Popen([sys.executable,'-m','rxnb.serve','--base-model','tiny_arith','--device','cpu','--port',str(port),'--checkpoint-dir',str(folder)], stdout=subprocess.PIPE, text=True)
     return p,p.stdout.readline().strip()
 
+def server_again(folder, port):
+    "The same one at its old port, which the system may give back a moment late."
+    patience = time.monotonic()+30
+    while not (began := server(folder, port))[1]:
+        assert time.monotonic()<patience, f'port {port} is taken'
+        began[0].wait(); time.sleep(.5)
+    return began
+
 @pytest.mark.parametrize('restarted', [pytest.param(False, marks=slow), True], ids=['down 30 s','restarted'])
 def test_endpoint(tmp_path, whole, restarted):
     runs,name,arm = tmp_path/'runs','tailrl_tiny','grpo_lag4'
@@ -230,7 +238,7 @@ def test_endpoint(tmp_path, whole, restarted):
     try:
         child = start(runs, STUDIES[name], arm, 'slow', base_url=url)
         while not (f := list(runs.glob('*/*/attempt_1/steps.jsonl'))) or len(read_rows(f[0]))<3: assert child.is_alive(), said(runs); time.sleep(.05)
-        if restarted: p.kill(); p.wait(); p,_ = server(tmp_path/'kept', int(url.rsplit(':',1)[1]))
+        if restarted: p.kill(); p.wait(); p,_ = server_again(tmp_path/'kept', int(url.rsplit(':',1)[1]))
         else: os.kill(p.pid, signal.SIGSTOP); time.sleep(30); os.kill(p.pid, signal.SIGCONT)
         child.join(240)
         assert child.exitcode==(1 if restarted else 0), said(runs)
@@ -285,7 +293,7 @@ def test_interrupted_at_the_door(tmp_path, whole, door, times):
     with open(tmp_path/'log.txt', 'w') as out: child = subprocess.Popen(DOORS[door](*map(str, (spec, arm, runs, url))), stdout=out, stderr=out, cwd=tmp_path, env=dict(os.environ, RXNB_CHECKPOINT_EVERY='2' if times==2 or door=='papermill' else '0'), start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) # a shell's background job ignores it
     try:
         while len(rows())<3: assert child.poll() is None, said(runs); time.sleep(.02)
-        os.kill(p.pid, signal.SIGSTOP); before = len(rows())
+        os.kill(p.pid, signal.SIGSTOP); time.sleep(1); before = len(rows()) # an answer that was on its way has become a row
         for _ in range(times): child.send_signal(signal.SIGINT); time.sleep(1)
         if ENDED[door,times].startswith('ends'): # while the endpoint is still silent
             child.wait(120); patience = time.monotonic()+60
