@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COLOURS', 'MARKERS', 'STYLE', 'FINISH', 'PANELS', 'arm_colours', 'arm_looks', 'caption', 'trailing_mean',
-           'reward_band', 'behind', 'plot_panels', 'plot_training', 'plot_decision', 'live_attempts', 'live_frames',
-           'watch']
+           'reward_band', 'behind', 'training_panels', 'plot_panels', 'plot_training', 'plot_decision', 'live_attempts',
+           'live_frames', 'watch']
 
 # %% ../nbs/17_plots.ipynb #d5c7d650
 import json, time
@@ -62,7 +62,7 @@ def reward_band(
     w = variance.rolling(window, min_periods=1)
     return np.sqrt(w.sum())/w.count()
 
-# %% ../nbs/17_plots.ipynb #fd7e348c
+# %% ../nbs/17_plots.ipynb #fea37e11
 def _reward(ax, rows, look, label, rollouts=None):
     "Mean reward of each step as points, its trailing mean as a line, a band over prompts where the rollouts are there."
     mean = trailing_mean(rows.reward_mean)
@@ -78,6 +78,7 @@ def _accuracy(ax, curve, look, label):
     at = curve.groupby('step').correct.agg(['mean','count'])
     se = np.sqrt(at['mean']*(1-at['mean'])/at['count'])
     ax.fill_between(at.index, at['mean']-se, at['mean']+se, color=look['color'], alpha=.15, lw=0)
+    if len(at)==1: ax.vlines(at.index, at['mean']-se, at['mean']+se, color=look['color'], alpha=.4) # a band of one point has no width
     ax.plot(at.index, at['mean'], **look, label=label)
     ax.set(title='Held-out accuracy, greedy', xlabel='step', ylabel='share of items right')
 
@@ -91,9 +92,6 @@ def _ratio(ax, steps, look, label):
     ax.set(title='Importance ratio: p99, maximum dotted', xlabel='step', ylabel='trainer / sampler', yscale='log')
     ax.plot(s.step, s.get('ratio_max', []), ':', color=look['color'], lw=1.5)
     ax.plot(s.step, s.get('ratio_p99', []), color=look['color'], label=label)
-
-# %% ../nbs/17_plots.ipynb #d1f622f3
-#| export
 
 # %% ../nbs/17_plots.ipynb #a5db8d80
 def _kl(ax, steps, look, label):
@@ -150,7 +148,7 @@ def _percent(ax):
 FINISH = dict(ratio=_near_one, kl=_decades, lag=_whole_updates, length=lambda ax: ax.set_ylim(0, None), ended=_percent) # once every arm is drawn
 PANELS = dict(reward=_reward, accuracy=_accuracy, ratio=_ratio, kl=_kl, lag=_lag, length=_length, ended=_ended)
 
-# %% ../nbs/17_plots.ipynb #692f0897
+# %% ../nbs/17_plots.ipynb #11c6a21a
 def _range(values):
     "One number, or the least and the greatest."
     lo,hi = int(values.min()), int(values.max())
@@ -162,29 +160,44 @@ def behind(
     seeds:int=1, # Seeds of each arm
     band:bool=False, # Has the reward a band?
 ) -> str:
-    "The caption of a figure: rollouts and prompts of a step, held-out items, seeds, bands."
+    "The caption of a figure: rollouts and prompts of a step, lag 0, held-out items, seeds, bands."
     parts = []
     if 'rollouts' in steps: parts.append(f'a step: {_range(steps.rollouts)} rollouts of {_range(steps.prompts)} prompts, line = mean of 5 steps')
+    if 'lag' in steps and not steps.lag.any(): parts.append('lag 0 at every step')
     if len(curve): parts.append(f'{_range(curve.groupby(["arm","step"]).size())} held-out items')
     parts.append(f'{seeds} seed{"s" if seeds>1 else ""} an arm')
     bands = [*(['prompts'] if band else []), *(['items'] if len(curve) else [])]
     return '; '.join(parts) + (f'\nband: ± 1 standard error over {" or ".join(bands)}' if bands else '')
 
-# %% ../nbs/17_plots.ipynb #eb835ea6
+# %% ../nbs/17_plots.ipynb #49f806ad
+def training_panels(
+    steps:pd.DataFrame # Rows of the arms that are shown
+) -> tuple: # Names in `PANELS`
+    "Reward, held-out accuracy, importance ratio, and the lag where there is any; the length of the answers where there is none."
+    return ('reward','accuracy','ratio','lag' if steps.lag.any() else 'length')
+
+def _span(ax, steps, curve):
+    "The whole run so far on the axis of steps, whatever a panel has points of."
+    last = max([steps.step.max()+1, *curve.step])
+    ax.set_xlim(-.02*last, 1.02*last)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+# %% ../nbs/17_plots.ipynb #e0484fa5
 def plot_panels(
     frames:dict, # As `records.load` gives them; 'rollouts' (arm, step, prompt_id, reward) may stand beside them
     arms, # Names of the arms in the order of the spec
-    panels=('reward','accuracy','ratio','lag'), # Names in `PANELS`
+    panels=None, # Names in `PANELS`; those of `training_panels` if left out
     title:str='', # Of the figure
     seeds:int=1, # Seeds of each arm, for the caption
     captioned:bool=True, # With the words below?
 ): # A matplotlib Figure
     "Panels of every arm that has rows; raises ValueError where there are none, or on an unknown panel."
-    if unknown := [p for p in panels if p not in PANELS]: raise ValueError(f'unknown panel {unknown}; known: {", ".join(PANELS)}')
+    if unknown := [p for p in panels or () if p not in PANELS]: raise ValueError(f'unknown panel {unknown}; known: {", ".join(PANELS)}')
     steps,curve,rolled,looks = frames['steps'], frames['curve'], frames.get('rollouts'), arm_looks(arms)
     shown = [a for a in arms if (steps.arm==a).any()]
     if not shown: raise ValueError(f'no steps of {list(arms)} yet')
-    panels = [p for p in panels if p!='accuracy' or len(curve)]
+    of = lambda frame: frame[frame.arm.isin(shown)]
+    panels = [p for p in panels or training_panels(of(steps)) if p!='accuracy' or len(curve)]
     rows_of = lambda frame, a: None if frame is None else frame[frame.arm==a]
     with plt.rc_context(STYLE):
         fig,axs = plt.subplots(-(-len(panels)//2), min(2, len(panels)), figsize=(5.8*min(2, len(panels)), .9+3.4*-(-len(panels)//2)), layout='constrained', squeeze=False)
@@ -192,12 +205,11 @@ def plot_panels(
             for a in shown:
                 rows = rows_of(curve if panel=='accuracy' else steps, a).sort_values('step')
                 if len(rows): PANELS[panel](ax, rows, looks[a], a, **(dict(rollouts=rows_of(rolled, a)) if panel=='reward' else {}))
-            ax.margins(x=.02)
+            _span(ax, of(steps), of(curve) if len(curve) else pd.DataFrame(columns=['step']))
             if panel in FINISH: FINISH[panel](ax)
         for ax in axs.flat[len(panels):]: ax.set_axis_off()
         handles = [plt.Line2D([], [], color=looks[a]['color'], marker=looks[a]['marker'] if 'accuracy' in panels else None, label=a) for a in shown]
         fig.legend(handles=handles, loc='outside upper left', ncols=min(len(axs[0])*2, len(shown)), title=title or None, alignment='left', title_fontsize=15)
-        of = lambda frame: frame[frame.arm.isin(shown)]
         if captioned: caption(fig, behind(of(steps), of(curve), seeds, rolled is not None and len(rolled) and 'reward' in panels))
     plt.close(fig)
     return fig
@@ -207,7 +219,7 @@ def plot_training(
     arms, # Names of the arms in the order of the spec
     title:str='', # Of the figure
 ): # A matplotlib Figure
-    "Reward, held-out accuracy, importance ratio and lag of every arm that has rows; raises ValueError where there are none."
+    "The `training_panels` of every arm that has rows; raises ValueError where there are none."
     return plot_panels(frames, arms, title=title)
 
 # %% ../nbs/17_plots.ipynb #df9a51de
