@@ -5,17 +5,19 @@
 # %% auto #0
 __all__ = ['INTERRUPTED', 'list_studies', 'show_study', 'run', 'conclude', 'main']
 
-# %% ../nbs/18c_console.ipynb #46c605cd
+# %% ../nbs/18c_console.ipynb #3b5d87e1
 import argparse, json, signal, subprocess, sys, threading, time
 from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
-from .processes import Passing
+from .connect import endpoint, probe
+from .processes import Passing, require_devices
 from .records import completed, study_dir
 from .report import report, sentence
 from .spec import in_force, load_spec, spec_names
-from .study import decide, notebook
+from .serve import find_model
+from .study import decide, notebook, rehearse
 
 # %% ../nbs/18c_console.ipynb #2be95086
 def _status(study, runs_dir):
@@ -80,7 +82,14 @@ def _watched(command, log, draw, say):
     finally:
         for s,f in old.items(): signal.signal(s, f)
 
-# %% ../nbs/18c_console.ipynb #3aaeb5eb
+# %% ../nbs/18c_console.ipynb #45801ace
+def _require(study, runs_dir, base_url, devices):
+    "Raise what can be told before a notebook is started: ValueError, or ConnectionError where nobody answers."
+    if devices: require_devices(devices)
+    if url := endpoint(base_url): probe(url)
+    else: find_model(study.spec.base_model)
+    if not (study_dir(study, runs_dir)/'sealed.json').exists(): rehearse(study)
+
 def run(
     spec, # Name of a packaged spec, or the path of a JSON file
     runs_dir=None, # Folder of all studies
@@ -90,6 +99,7 @@ def run(
 ) -> int: # 0 where the notebook ran to its end
     "Execute run_study.ipynb in a process of its own; what it prints goes to console.log beside the rows."
     console,study = console or Console(), in_force(load_spec(spec), runs_dir)
+    _require(study, runs_dir, base_url, devices)
     folder = study_dir(study, runs_dir).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     given = dict(spec=str(Path(spec).resolve()) if Path(spec).suffix=='.json' else spec, runs_dir=str(folder.parent), **{k: v for k,v in dict(base_url=base_url, devices=devices).items() if v})
@@ -112,7 +122,7 @@ def conclude(spec, runs_dir=None, console=None) -> int:
     console.print(str(report(study, runs_dir)), markup=False, soft_wrap=True)
     return 0
 
-# %% ../nbs/18c_console.ipynb #c1e9956c
+# %% ../nbs/18c_console.ipynb #b255cb7e
 def _parser():
     "rxnb study <what> [spec]."
     p = argparse.ArgumentParser(prog='rxnb', description='Pre-registered comparisons of RL methods for language models')
@@ -145,7 +155,10 @@ def main(
     except KeyboardInterrupt: # the second one: what was saved is there, and no more
         console.print('stopped at once: the steps since the last saved state are run again by the same command', soft_wrap=True)
         return INTERRUPTED
-    except ValueError as e: # unknown names, broken specs, seals that do not fit: said as they are
+    except ConnectionError as e:
+        console.print(f'rxnb: {e}; start the endpoint, or leave --base-url and $TINKER_BASE_URL out for the embedded backend', markup=False)
+        return 2
+    except (ValueError, OSError) as e: # unknown names, broken specs, seals that do not fit, folders that cannot be written: said as they are
         console.print(f'rxnb: {e}', markup=False)
         return 2
     return 0

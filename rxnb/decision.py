@@ -403,7 +403,7 @@ class Reaches(list):
     def warnings(self) -> list: return [r.warning for r in self if r.warning]
     def _repr_markdown_(self): return '\n\n'.join(r._repr_markdown_() for r in self) or 'no rule is registered'
 
-# %% ../nbs/16_decision.ipynb #1ee48d0d
+# %% ../nbs/16_decision.ipynb #89fe1e98
 def reach_of(
     criterion:str, # Id
     n:int, # Items
@@ -429,8 +429,8 @@ def reach_of(
                 continue
             if abs(e)/pairs>q: continue
             power.append((e, q, *hoeffding_power(n, margin, e, q, pairs, alpha, n_criteria), *(simulated_power(n, margin, e, q, pairs, alpha/n_criteria, studies) if studies else (None,None))))
-    need = lambda x: items_needed(x, w, alpha, bounds, n_criteria)
-    return Reach(criterion, n, margin, h, margin+h, {x: need(x) for x in (.01,.03,.05)}, likely, need(likely-margin) if likely>margin else None, tuple(power),
+    need,top = lambda x: items_needed(x, w, alpha, bounds, n_criteria), sum(max(x*b for b in bounds) for x in w)
+    return Reach(criterion, n, margin, h, margin+h, {x: need(x) for x in (.01,.03,.05)}, likely, need(likely-margin) if margin<likely<=top else None, tuple(power),
         {e: validation_bound(n, e, margin+h, w, bounds) for e in effects}, (f'Exact for {pairs} independent pair{"s"*(pairs>1)} of arms that share the effect; the two alternatives are simulated ({studies} studies).' if plain else
         'Simulated (20,000 studies): on the stated share of items every arm is right or wrong by itself, on the others all arms are alike.'))
 

@@ -179,8 +179,9 @@ def _methods(spec):
     if 'top20' in drawn and 'draws' not in drawn:
         yield warn('auxiliary_top20', 'auxiliary tokens drawn from a renormalised top-20 carry a bias that does not vanish on-policy', "add a control that takes auxiliary 'draws'")
 
-# %% ../nbs/00_findings.ipynb #29f65fcc
-SPLIT_SIZES = {('gsm8k','train'): 7473, ('gsm8k','test'): 1319} # openai/gsm8k
+# %% ../nbs/00_findings.ipynb #98851e92
+SPLIT_SIZES = {('gsm8k','train'): 7473, ('gsm8k','test'): 1319, # openai/gsm8k
+    ('arith','train'): 8192, ('arith','validation'): 512, ('arith','test'): 1024} # made by `rxnb.tasks`
 
 def split_size(
     task:str, # Its name
@@ -258,7 +259,7 @@ def _gate_metrics(spec):
         if c.steps and c.metric in OF_NO_STEP: yield block('gate_whole', f'{c.metric} is registered for steps {c.steps[0]} to {c.steps[1]}, and is not measured by step', 'leave steps out', STAGES[:1])
     if not gate.checks: yield block('gate_empty', 'the gate is applicable and checks nothing', 'register a check, or say that the gate is not applicable', STAGES[:1])
 
-# %% ../nbs/00_findings.ipynb #749c7b0e
+# %% ../nbs/00_findings.ipynb #0ccbaf09
 def half_width(
     rule:PairedHoeffding, # With its error rate
     criterion, # One of its criteria
@@ -274,6 +275,8 @@ def _reach(spec):
     if isinstance(rule, PairedHoeffding):
         for c in rule.criteria:
             h = half_width(rule, c, n)
+            top = sum(max(w*x for x in c.bounds) for w in c.weights.values())
+            if c.margin+h>=top: yield warn('reach', f'{c.id}: only a mean above {c.margin+h:.6f} validates, and none exceeds {top:g}', f'{math.floor(half_width(rule, c, 1)**2/(top-c.margin)**2)+1} items at least' if c.margin<top else f'a margin below {top:g}'); continue
             width = abs(c.margin) if c.plausible_effect is None else c.plausible_effect-c.margin
             if width>0 and h>=width:
                 why = f'an effect of {c.plausible_effect:g} cannot validate' if c.plausible_effect is not None else 'the interval is wider than the margin'

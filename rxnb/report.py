@@ -159,7 +159,7 @@ def _curve_values(frame, places, at):
         rows.append([esc(step), *cells])
     return table(['step', *places], rows, 'nowrap')
 
-# %% ../nbs/18b_report.ipynb #15002e6f
+# %% ../nbs/18b_report.ipynb #88edc6cd
 def _frames(study, runs_dir, places):
     "The rows with their line in the file, and the rewards of the rollouts where they were kept."
     folder,out = study_dir(study, runs_dir),{}
@@ -179,7 +179,7 @@ def _curves(study, runs_dir, places, at):
         label = what + ('; the band is ± 1 standard error over prompts' if panel=='reward' and 'rollouts' in frames else '')
         values = _curve_values(frames, places, at) if file=='curve' else _step_values(frames, places, columns, at)
         out.append(f'<figure>{_svg(plot_panels(frames, arms, [panel], captioned=False), f"{label}. Arms: {chr(44).join(places)}.")}<figcaption>{esc(label)}.</figcaption><details><summary>Values: {esc(panel)}</summary>{values}</details></figure>')
-    note = '' if 'rollouts' in frames else '<p class="soft">The rollouts of these runs were not kept, so the reward has no band over prompts.</p>'
+    note = '' if 'rollouts' in frames else '<p class="soft">The rollouts of these runs are not here (not kept, or not packed before an arm ends), so the reward has no band over prompts.</p>'
     return f'{note}<div class="figures">{"".join(out)}</div>'
 
 # %% ../nbs/18b_report.ipynb #0c932f99

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EXECUTED', 'CLOSED', 'Study', 'spec_names', 'load_spec', 'default_runs_dir', 'study_dir', 'changed', 'lineage',
-           'in_force', 'seal', 'relaxations', 'has_rows', 'calibration_changes', 'is_calibration', 'amend', 'same_run']
+           'has_rows', 'in_force', 'seal', 'relaxations', 'calibration_changes', 'is_calibration', 'amend', 'same_run']
 
 # %% ../nbs/00_spec.ipynb #1e4a187a
 import copy, importlib.metadata, json, math, os, platform, re, tempfile, time
@@ -200,7 +200,15 @@ def _amendments(folder):
     path = folder/'amendments.jsonl'
     return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()] if path.exists() else []
 
-# %% ../nbs/00_spec.ipynb #847ad457
+# %% ../nbs/00_spec.ipynb #4546ccf2
+def has_rows(
+    study, # A Study
+    runs_dir=None, # Folder of all studies
+) -> tuple: # (is there a row of training, is there a graded item of the decision)
+    "What has been seen of a study so far, in any attempt of any arm."
+    any_of = lambda *patterns: any(p.stat().st_size for pattern in patterns for p in study_dir(study, runs_dir).glob(pattern))
+    return any_of('*/pilot_*/steps.jsonl', '*/attempt_*/steps.jsonl'), any_of('*/attempt_*/eval.jsonl', '*/attempt_*/checkpoints.jsonl')
+
 def in_force(
     study:Study, # As loaded
     runs_dir=None, # Folder of all studies
@@ -209,7 +217,7 @@ def in_force(
     chain = lineage(study, runs_dir)
     if not chain or study.sha256==chain[-1][0]: return study
     if study.sha256 not in [h for h,_ in chain]:
-        raise ValueError(f'{study.name} is sealed as {chain[-1][0]} in {study_dir(study, runs_dir)}; this spec is {study.sha256}. To change a sealed study, amend it: the parent is {chain[-1][0]}')
+        raise ValueError(f'{study.name} is sealed as {chain[-1][0]} in {study_dir(study, runs_dir)}; this spec is {study.sha256}. To change a sealed study, amend it: rxnb.spec.amend(study, changes, reason), the parent is {chain[-1][0]}'+('' if any(has_rows(study, runs_dir)) else '; nothing was trained under it yet, so its folder may also be deleted'))
     return load_spec(chain[-1][1])
 
 def seal(
@@ -303,7 +311,7 @@ def relaxations(
     "What an amendment makes easier to pass."
     return _looser_checks(old.activation_gate, new.activation_gate) + _looser_preflights(old, new) + _looser_rule(old, new) + _looser_arms(old, new)
 
-# %% ../nbs/00_spec.ipynb #b90fd273
+# %% ../nbs/00_spec.ipynb #f4323709
 EXECUTED = ('base_model','task','prompt','grader','batch_size','lora_rank','max_seq_len','optimizer','sampling','weights','warm_start')
 CLOSED = ('hypothesis','success_criterion','primary_endpoint','eval','roles','decision_rule','steps','curve',*EXECUTED) # once an item of the decision has been graded
 
@@ -312,14 +320,6 @@ def _closed(old, new):
     named = lambda raw: {a['name']: a for a in raw['arms']}
     a,b = named(old),named(new)
     return [k for k in CLOSED if canonical_json(old.get(k))!=canonical_json(new.get(k))] + [f'arms.{n}' for n in {**a, **b} if canonical_json(a.get(n))!=canonical_json(b.get(n)) and (n in a or not b[n].get('control'))]
-
-def has_rows(
-    study, # A Study
-    runs_dir=None, # Folder of all studies
-) -> tuple: # (is there a row of training, is there a graded item of the decision)
-    "What has been seen of a study so far, in any attempt of any arm."
-    any_of = lambda *patterns: any(p.stat().st_size for pattern in patterns for p in study_dir(study, runs_dir).glob(pattern))
-    return any_of('*/pilot_*/steps.jsonl', '*/attempt_*/steps.jsonl'), any_of('*/attempt_*/eval.jsonl', '*/attempt_*/checkpoints.jsonl')
 
 def calibration_changes(
     study:Study, # With a registered calibration
