@@ -14,7 +14,7 @@ from fastcore.basics import patch
 
 from .wire import Refused, check_name, read_path
 
-# %% ../nbs/07d_checkpoints.ipynb #97e23c5e
+# %% ../nbs/07d_checkpoints.ipynb #7065d337
 @dataclass
 class Checkpoint:
     "What was saved, without the tensors."
@@ -26,9 +26,11 @@ class Checkpoint:
     user_metadata: dict | None = None
 
     @property
-    def parts(self) -> tuple: return tuple(self.path.removeprefix('tinker://').split('/'))  # model, kind, name
+    def parts(self) -> tuple:
+        "Model, kind and name."
+        return tuple(self.path.removeprefix('tinker://').split('/'))
 
-# %% ../nbs/07d_checkpoints.ipynb #f36bbd37
+# %% ../nbs/07d_checkpoints.ipynb #d2148112
 class Store:
     "The checkpoints of a server: `{path: (Checkpoint, tensors or None, snapshot or None)}`, the tensors in files if there is a folder."
     def __init__(self,
@@ -37,8 +39,10 @@ class Store:
         self.folder,self.all,self._folders,self._at = None,{},{},{}
         if folder: self.folder = self.read(folder)
 
-    def read(self, folder) -> Path:
-        "Take in the checkpoints of a folder that are not known yet."
+    def read(self,
+        folder,        # with files <model>/<kind>/<name>.safetensors
+    ) -> Path:         # the folder, resolved
+        "Take in the checkpoints of a folder that are not known yet; raises `ValueError` naming a file that is none, or is in the wrong place."
         folder = Path(folder).resolve()
         for f in sorted(folder.glob('*/*/*.safetensors')):
             if (ck := _described(f)) is None: continue
@@ -53,11 +57,15 @@ class Store:
         "Keep the checkpoints of one session in a folder of its own, and find those that lie there."
         self._folders[session] = self.read(folder)
 
-    def keeps(self, ck:Checkpoint) -> Path | None:
-        "The folder that keeps a checkpoint, or None."
+    def keeps(self,
+        ck:Checkpoint,   # known or about to be added
+    ) -> Path | None:    # None: it is kept in memory
+        "The folder that keeps a checkpoint: where it was found, its session's, or the store's."
         return self._at.get(ck.path) or self._folders.get(ck.parts[0].split(':')[0], self.folder)
 
-    def file(self, ck:Checkpoint) -> Path:
+    def file(self,
+        ck:Checkpoint,   # one that a folder keeps
+    ) -> Path:
         "Where the tensors of a checkpoint lie."
         return self.keeps(ck)/_below(ck)
 
@@ -101,16 +109,18 @@ def add(self:Store,
     elif snapshot is not None: tensors = None
     self.all[ck.path] = ck,tensors,snapshot
 
-# %% ../nbs/07d_checkpoints.ipynb #cb50bc6c
+# %% ../nbs/07d_checkpoints.ipynb #50cbfaef
 @patch
-def find(self:Store, path:str) -> Checkpoint | None:
+def find(self:Store,
+    path:str,   # tinker://<model>/<kind>/<name>
+) -> Checkpoint | None:
     "The checkpoint at a path, or None; one whose time is over goes now."
     if path not in self.all: return None
     ck = self.all[path][0]
     if ck.expires is None or time.time()<ck.expires: return ck
     self.delete(path)
 
-# %% ../nbs/07d_checkpoints.ipynb #87788085
+# %% ../nbs/07d_checkpoints.ipynb #7cfa36a0
 @patch
 def get(self:Store,
     path:str,      # tinker://<model>/<kind>/<name>
@@ -125,28 +135,35 @@ def get(self:Store,
 @patch
 def living(self:Store,
     model:str=None,   # of one model; None: all
-) -> list:
+) -> list:            # of `Checkpoint`
     "Checkpoints whose time is not over, newest first."
     return sorted((c for c in map(self.find, list(self.all)) if c and model in (None, c.parts[0])), key=lambda c: -c.made)
 
 @patch
-def set_expiry(self:Store, ck:Checkpoint, expires:float|None):
+def set_expiry(self:Store,
+    ck:Checkpoint,        # one of the store's; it stays as it is, the store has another from now on
+    expires:float|None,   # seconds since 1970; None: never
+):
     "Give a checkpoint another time to live, in the header of its file too."
     _,tensors,snap = self.all[ck.path]; new = replace(ck, expires=expires)
     if self.keeps(ck): self._write(new, self.tensors(ck))
     self.all[ck.path] = new,tensors,snap
 
 @patch
-def delete(self:Store, path:str):
+def delete(self:Store,
+    path:str,   # tinker://<model>/<kind>/<name>
+):
     "Forget a checkpoint and remove its file. Raises `Refused` (404) if there is none."
     if path not in self.all: raise Refused(404, f'there is no checkpoint {path} on this server')
     ck = self.all.pop(path)[0]
     if self.keeps(ck): self.file(ck).unlink(missing_ok=True)
     self._at.pop(path, None)
 
-# %% ../nbs/07d_checkpoints.ipynb #b74df784
+# %% ../nbs/07d_checkpoints.ipynb #f43b33aa
 @patch
-def tensors(self:Store, ck:Checkpoint) -> dict:
+def tensors(self:Store,
+    ck:Checkpoint,   # one of the store's
+) -> dict:           # {name: CPU tensor}, from memory or from its file
     "The tensors of a checkpoint."
     kept = self.all[ck.path][1]
     if kept is not None: return kept

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from .paged import unfit, window_of
 
-# %% ../nbs/06c_cpu.ipynb #1d98276c
+# %% ../nbs/06c_cpu.ipynb #67161810
 ROWS, TILE = 16, 32
 
 def row_invariant(
@@ -30,11 +30,22 @@ def row_invariant(
     n = min(m, ROWS)
     return torch.equal(F.linear(X[:m], W)[:n], F.linear(X[:ROWS], W)[:n])
 
-def up(n, k): return -(-n//k)*k # the next multiple
+def up(
+    n:int, # what shall be covered
+    k:int  # size of a unit, >= 1
+) -> int:  # n at least
+    "The next multiple of `k`."
+    return -(-n//k)*k
 
-# %% ../nbs/06c_cpu.ipynb #2f7f8d4c
-def tiled_attention(q, k, v, scale, visible):
-    "Attention of q [B,H,Q,d] over k, v [B,H_kv,K,d], K a multiple of `TILE`, where `visible` [B or 1,1,Q,K]: [B,H,Q,d]."
+# %% ../nbs/06c_cpu.ipynb #595b0ade
+def tiled_attention(
+    q,          # [B,H,Q,d]
+    k,          # [B,H_kv,K,d], K a multiple of `TILE`
+    v,          # [B,H_kv,K,d]
+    scale:float,# of the scores
+    visible     # bool [B or 1,1,Q,K]
+):              # [B,H,Q,d], in the type of q
+    "Attention in float32, a tile of keys at a time."
     (B, H, Q, d), G, K, dtype = q.shape, k.shape[1], k.shape[2], q.dtype
     q, k, v = (x.float() for x in (q, k, v))                       # half-precision scores would lose too much
     qg = (q*scale).reshape(B*G, (H//G)*Q, d)
@@ -45,8 +56,14 @@ def tiled_attention(q, k, v, scale, visible):
     for t in tiles[1:]: out = torch.baddbmm(out, s[...,t], v[:,:,t].flatten(0,1))
     return out.view(B, H, Q, -1).to(dtype)
 
-def tiled_causal(q, k, v, scale, window=None):
-    "Causal attention of L queries over their own keys, L a multiple of `TILE`, a tile of queries at a time."
+def tiled_causal(
+    q,          # [B,H,L,d], L a multiple of `TILE`
+    k,          # [B,H_kv,L,d]
+    v,          # [B,H_kv,L,d]
+    scale:float,# of the scores
+    window=None # sliding window in tokens
+):              # [B,H,L,d]
+    "Causal attention of L queries over their own keys, a tile of queries at a time."
     i, out = torch.arange(q.shape[2], device=q.device), []
     for a in range(0, q.shape[2], TILE):
         mine, seen = i[a:a+TILE,None], i[None,:a+TILE]
@@ -54,14 +71,26 @@ def tiled_causal(q, k, v, scale, window=None):
         out.append(tiled_attention(q[:,:,a:a+TILE], k[:,:,:a+TILE], v[:,:,:a+TILE], scale, visible[None,None]))
     return torch.cat(out, 2)
 
-# %% ../nbs/06c_cpu.ipynb #9c22ede1
-def row_attention(q, k, v, scale, hidden):
-    "Attention of one query a row, q [R,H,d] over k, v [R,H_kv,S,d], without the slots `hidden` [R,1,S]: [R,H·d]."
+# %% ../nbs/06c_cpu.ipynb #2b5859fd
+def row_attention(
+    q,          # [R,H,d]
+    k,          # [R,H_kv,S,d]
+    v,          # [R,H_kv,S,d]
+    scale:float,# of the scores
+    hidden      # bool [R,1,S]: slots that a row does not see
+):              # [R,H·d]
+    "Attention of one query a row over its slots."
     (R, H, d), G, S = q.shape, k.shape[1], k.shape[2]
     s = torch.bmm((q*scale).reshape(R*G, H//G, d), k.flatten(0,1).transpose(1,2)).view(R, H, S).masked_fill_(hidden, -torch.inf).softmax(-1)
     return torch.bmm(s.view(R*G, H//G, S), v.flatten(0,1)).view(R, H*d)
 
-def tiled_row_attention(q, k, v, scale, hidden):
+def tiled_row_attention(
+    q,          # [R,H,d]
+    k,          # [R,H_kv,S,d], S a multiple of `TILE`
+    v,          # [R,H_kv,S,d]
+    scale:float,# of the scores
+    hidden      # bool [R,1,S]
+):              # [R,H·d]
     "The same by `tiled_attention`, in bits that do not depend on S wherever products do not depend on rows."
     return tiled_attention(q[:,:,None], k, v, scale, ~hidden[:,:,None])[:,:,0].flatten(1)
 
@@ -77,7 +106,7 @@ def slot_invariant(
     at = lambda r, n, seen: row_attention(q[:r], k[:r,:,:n], v[:r,:,:n], d**-.5, (torch.arange(n)>=seen).expand(r, 1, n))[:ROWS]
     return all(torch.equal(at(r, n, seen), at(ROWS, up(seen, TILE), seen)) for seen in (5, 40, 150) for n in (up(seen, TILE), 7*TILE, far) for r in (ROWS, R))
 
-# %% ../nbs/06c_cpu.ipynb #34851643
+# %% ../nbs/06c_cpu.ipynb #b2aafb47
 class _Sites:
     "Linear layers over the same input as one: their weights with the adapters in them."
     def __init__(self, named):
@@ -93,9 +122,12 @@ class _Sites:
 
     def __call__(self, x): return F.linear(x, self.W, self.bias)
 
+# %% ../nbs/06c_cpu.ipynb #94d85f25
 class Merged:
     "The token step of an engine on a CPU, with one snapshot's weights at a time."
-    def __init__(self, engine):
+    def __init__(self,
+        engine # that fits, see `merged`
+    ):
         b, c, name = engine.backbone, engine.config, {m:n for n,(m,_) in engine.sites.items()}
         sites = lambda *ms: _Sites([(name[m], m) for m in ms])
         self.layers = [SimpleNamespace(qkv=sites(l.self_attn.q_proj, l.self_attn.k_proj, l.self_attn.v_proj), o=sites(l.self_attn.o_proj), gu=sites(l.mlp.gate_proj, l.mlp.up_proj), down=sites(l.mlp.down_proj),
@@ -107,9 +139,13 @@ class Merged:
         self.cos, self.sin = (x[0,:,None] for x in b.rotary_emb(self.embed, torch.arange(engine.max_context)[None]))
 
     @property
-    def products(self): return [*(p for l in self.layers for p in (l.qkv, l.o, l.gu, l.down)), self.head]
+    def products(self):
+        "All linear layers, the output matrix last."
+        return [*(p for l in self.layers for p in (l.qkv, l.o, l.gu, l.down)), self.head]
 
-    def load(self, snap):
+    def load(self,
+        snap # `Snapshot` of the engine; without adapters the weights are the frozen ones
+    ):
         "Merge a snapshot's adapters, unless they are in place."
         if snap is self.loaded: return
         for p in self.products: p.merge(snap.adapters)

@@ -395,7 +395,7 @@ def _sample_fast(engine, snap, requests, results, max_rows, check_every):
     for d,(tokens,logps,stopped) in zip(drafts, decode(engine.fast, [r.prompt for r in requests], drafts, prefill, max_rows, check_every)):
         results[d.prompt].sequences.append(Sequence(tokens, logps, 'stop' if stopped else 'length'))
 
-# %% ../nbs/07a_decode.ipynb #5e9c0efe
+# %% ../nbs/07a_decode.ipynb #8dede660
 def _sample_some(engine, requests, results, check_every):
     prefills = []
     for idx in _prompt_batches(engine, requests):
@@ -412,7 +412,7 @@ def sample(self:Engine,
     requests:list,        # of `SampleRequest`
     max_rows:int=512,     # sequences in one batch at most (the plain loop does not split a request)
     check_every:int=None  # steps between looks at who has finished; None: 1 on CPU, 8 on CUDA
-) -> list:
+) -> list:                # in the order of the requests
     "A `SampleResult` for each request; raises ValueError naming the request and the field."
     for i,r in enumerate(requests): _check(self, i, r)
     results = [SampleResult(seed=secrets.randbits(63) if r.seed is None else int(r.seed)) for r in requests]

@@ -25,7 +25,7 @@ from .fused import target_logp
 from .losses import torch_token_loss
 from .paged import checked, free_bytes, grads as fast_grads, no_grads, states, to_host
 
-# %% ../nbs/07_engine.ipynb #64b11247
+# %% ../nbs/07_engine.ipynb #761c03db
 _SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
 _CHAT = ("{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im_end|>\n{% endfor %}"
          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
@@ -33,7 +33,7 @@ _CHAT = ("{% for m in messages %}<|im_start|>{{m['role']}}\n{{m['content']}}<|im
 def byte_tokenizer(
     vocab_size:int=264 # ids in all, at least 259: 256 bytes, 3 special tokens, the rest reserved
 ):
-    "A byte-level tokenizer without merges, with end and padding tokens and a chat template."
+    "A byte-level tokenizer without merges, with end and padding tokens and a chat template; raises ValueError for a vocabulary that is too small."
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     names = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -107,7 +107,7 @@ def _attention(module, query, key, value, attention_mask, scaling, dropout=0., s
     if softcap is not None or s_aux is not None: raise ValueError(f'{type(module).__name__} needs soft-capped attention or sinks, which the engine lacks')
     return attend.get()(query, key, value, scaling, sliding_window).transpose(1, 2).contiguous(), None
 
-# %% ../nbs/07_engine.ipynb #82b3bd93
+# %% ../nbs/07_engine.ipynb #1dfdbb71
 ALPHA = 32
 SITES = dict(attn=('q_proj','k_proj','v_proj','o_proj','qkv_proj','in_proj_qkv','in_proj_z','in_proj_a','in_proj_b','in_proj_qkvz','in_proj_ba','out_proj'),
              mlp=('gate_proj','up_proj','down_proj','gate_up_proj'), unembed=('lm_head',))
@@ -115,7 +115,10 @@ SITES = dict(attn=('q_proj','k_proj','v_proj','o_proj','qkv_proj','in_proj_qkv',
 class LoraLinear(nn.Linear):
     "A frozen linear layer with a place for one adapter `(A, B)`, the scale folded into `B`."
     lora = None
-    def forward(self, x):
+    def forward(self,
+        x # [..., in]
+    ):    # [..., out]
+        "The frozen layer, and what its adapter adds."
         y = F.linear(x, self.weight, self.bias)
         if self.lora is None: return y
         if not x.is_cuda: return y + F.linear(F.linear(x, self.lora[0]), self.lora[1])
@@ -141,9 +144,9 @@ def _pick_device(device):
     d = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if device=='auto' else device)
     return torch.device('cuda', torch.cuda.current_device()) if d.type=='cuda' and d.index is None else d
 
-# %% ../nbs/07_engine.ipynb #f4a14eea
+# %% ../nbs/07_engine.ipynb #739c73bb
 class Engine:
-    "A frozen causal language model that trains and serves LoRA adapters; token ids only."
+    "A frozen causal language model that trains and serves LoRA adapters; token ids only. Raises FileNotFoundError where there is no such model, ValueError where it is no plain stack of layers."
     def __init__(self,
         path,            # folder of a transformers model, or a hub id
         device='auto',   # 'auto' (CUDA where there is one), 'cpu', 'cuda', 'cuda:1'…
@@ -176,11 +179,18 @@ class Engine:
 
     merged = cached_property(merged) # made by the engine that first samples: the one that trains beside a twin needs none
 
-    def hidden(self, ids, cache=None, positions=None):
-        "Final hidden states [B,L,H] of right-padded ids [B,L]; with a cache the keys and values go through it."
-        kw = {} if cache is None else {self.cache_arg:cache}
-        return self.backbone(input_ids=ids, position_ids=positions, use_cache=cache is not None, **kw).last_hidden_state
     def __repr__(self): return f'Engine({Path(self.path).name!r}, {self.device}, {str(self.dtype)[6:]}, vocab_size={self.vocab_size}, max_context={self.max_context}, eos_ids={sorted(self.eos_ids)})'
+
+# %% ../nbs/07_engine.ipynb #c4377d0b
+@patch
+def hidden(self:Engine,
+    ids,           # int64 [B,L], padded on the right
+    cache=None,    # of transformers, which takes up keys and values; None: none
+    positions=None # int64 [B,L]; None: 0…L-1
+):                 # [B,L,H], in the base model's type
+    "Final hidden states."
+    kw = {} if cache is None else {self.cache_arg:cache}
+    return self.backbone(input_ids=ids, position_ids=positions, use_cache=cache is not None, **kw).last_hidden_state
 
 # %% ../nbs/07_engine.ipynb #b7afe9c2
 @patch
@@ -220,7 +230,7 @@ def _check_probe(engine, ids, want):
     if not d <= (1e-3 if engine.dtype==torch.float32 else .3)*want.float().std():
         raise ValueError(f'{engine.path!r} is not a plain stack of layers under an output matrix: its logits differ by {d:.2g} from those the engine computes')
 
-# %% ../nbs/07_engine.ipynb #f63c0db1
+# %% ../nbs/07_engine.ipynb #89863e58
 @dataclass
 class Lora:
     "A trainable adapter: float32 masters, accumulated gradient, AdamW moments."
@@ -232,9 +242,14 @@ class Lora:
     m: dict = field(default_factory=dict)           # first moments, same keys
     v: dict = field(default_factory=dict)           # second moments
     @property
-    def sites(self): return [n[:-7] for n in self.params if n.endswith('.lora_A')]
-    def adapters(self, dtype, sites=None):
-        "{site: (A, B·alpha/r)} in the base model's type, tied to the masters' graph; of some sites or of all."
+    def sites(self):
+        "Names of the adapted layers, in the model's order."
+        return [n[:-7] for n in self.params if n.endswith('.lora_A')]
+    def adapters(self,
+        dtype,     # of torch: the base model's
+        sites=None # names; None: all
+    ) -> dict:     # {site: (A, B·alpha/r)}
+        "What the layers take, tied to the masters' graph."
         return {s:(self.params[f'{s}.lora_A'].to(dtype), (self.params[f'{s}.lora_B']*(ALPHA/self.rank)).to(dtype)) for s in (self.sites if sites is None else sites)}
     def __repr__(self): return f'Lora(rank={self.rank}, seed={self.seed}, {len(self.sites)} sites, {sum(p.numel() for p in self.params.values()):,} parameters, step={self.step})'
 
@@ -263,7 +278,7 @@ def init_lora(self:Engine,
         P[f'{n}.lora_B'] = torch.zeros(d_out, rank, device=self.device)
     return Lora(rank, seed, {n:p.requires_grad_() for n,p in P.items()})
 
-# %% ../nbs/07_engine.ipynb #b93260be
+# %% ../nbs/07_engine.ipynb #17995f94
 @dataclass(frozen=True)
 class Snapshot:
     "An immutable copy of an adapter, ready to mount; without adapters it is the base model."
@@ -283,14 +298,18 @@ def snapshot(self:Engine,
     return out
 
 @patch
-def mount(self:Engine, adapters):
-    "Put `{site: (A, B)}` in place; sites that are not named run bare, and an adapter of another model raises ValueError."
+def mount(self:Engine,
+    adapters # {site: (A [r,in], B [out,r] with its scale)}; empty: the base model
+):
+    "Put adapters in place; sites that are not named run bare, and an adapter of another model raises ValueError."
     if strange:=set(adapters)-set(self.sites): raise ValueError(f'{min(strange)}: {self.path!r} has no such layer to adapt')
     for n,(m,_) in self.sites.items(): m.lora = adapters.get(n)
 
-# %% ../nbs/07_engine.ipynb #925bc4dd
+# %% ../nbs/07_engine.ipynb #581184d9
 @patch
-def at_hand(self:Engine, snap:Snapshot) -> Snapshot:
+def at_hand(self:Engine,
+    snap:Snapshot # whose tensors may be on another GPU
+) -> Snapshot:    # the same where they are here; of another one the last copy is kept
     "The snapshot on this engine's device."
     at = {t.device for ab in snap.adapters.values() for t in ab}
     if not at or at=={self.device}: return snap
@@ -300,7 +319,7 @@ def at_hand(self:Engine, snap:Snapshot) -> Snapshot:
         torch.cuda.synchronize(self.device)
     return self.moved[1]
 
-# %% ../nbs/07_engine.ipynb #f0126097
+# %% ../nbs/07_engine.ipynb #45911a28
 BUILTIN = {'cross_entropy':{}, 'importance_sampling':{}, 'ppo':dict(clip_low_threshold=.8, clip_high_threshold=1.2),
           'cispo':dict(clip_low_threshold=0., clip_high_threshold=4.), 'dro':dict(beta=.05)}
 
@@ -313,7 +332,7 @@ class Datum:
 def builtin_params(
     name:str,    # one of `BUILTIN`
     config=None  # {parameter: number}, over the defaults
-) -> dict:
+) -> dict:       # {parameter: number}, every one
     "The loss's parameters; raises ValueError on a name or a parameter that is not known."
     if name not in BUILTIN: raise ValueError(f'unknown loss {name!r}; known: {", ".join(BUILTIN)}')
     extra = set(config or {}) - set(BUILTIN[name])
@@ -563,7 +582,7 @@ def _run_batch(engine, lora, batch, name, params, backward, left=None, keep=Fals
             grads = dict(zip(names, found))
     return to_host(logp.detach())[0], losses.detach(), grads, (h, root, (logp.detach(), lse)) if keep else None
 
-# %% ../nbs/07_engine.ipynb #f6fa681a
+# %% ../nbs/07_engine.ipynb #644ba475
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -571,7 +590,7 @@ def forward_backward(self:Engine,
     loss_fn:str,       # one of `BUILTIN`
     loss_config=None,  # {parameter: number} over the loss's defaults
     backward:bool=True # False: log-probabilities and loss only
-):
+) -> tuple:            # (list of arrays, {'loss:sum', 'live_tokens:sum'})
     "Float32 log-probabilities [N] or [N,K] by datum, and metrics; the gradient is added to `lora.grads`, or nothing is changed and ValueError is raised."
     params = builtin_params(loss_fn, loss_config)
     if backward and lora is None: raise ValueError('the base model is frozen: there is nothing to train without a LoRA adapter')
@@ -627,12 +646,12 @@ class AdamConfig:
     weight_decay: float    # λ, decoupled
     grad_clip_norm: float  # largest norm of the whole gradient; 0: off
 
-# %% ../nbs/07_engine.ipynb #c8a82da5
+# %% ../nbs/07_engine.ipynb #f5c83f5f
 @patch
 def optim_step(self:Engine,
     lora:Lora,        # its gradient is used up
     config:AdamConfig # every field
-) -> dict:
+) -> dict:            # {'unclipped_grad_l2:mean': norm}
     "One AdamW step; returns the norm of the gradient before clipping. Raises ValueError without a gradient or with one that is not finite, and then changes nothing."
     with self.hold(), torch.no_grad():
         vars(self).pop('kept', None)
@@ -651,13 +670,13 @@ def optim_step(self:Engine,
         lora.step, lora.grads = t, None
     return {'unclipped_grad_l2:mean':norm}
 
-# %% ../nbs/07_engine.ipynb #9781a308
+# %% ../nbs/07_engine.ipynb #3b72f19a
 @patch
 def score(self:Engine,
     snap:Snapshot, # whose log-probabilities
     tokens         # ids [N], N >= 2
-) -> np.ndarray:
-    "Float32 log-probability [N-1] of each token after the first, by the training path."
+) -> np.ndarray:   # float32 [N-1], nats
+    "Log-probability of each token after the first, by the training path; raises ValueError for ids outside the vocabulary."
     t = _ids(tokens, self.vocab_size, "'tokens'")
     item = _Item(0, t[:-1], t[1:,None], True, None, None, {})
     with self.hold(), torch.inference_mode():
@@ -665,13 +684,13 @@ def score(self:Engine,
         if self.fast: self.fast.load(snap)
         return target_logp(_final_states(self, [item]), self.head, torch.as_tensor(item.targets, device=self.device))[0][:,0].cpu().numpy()
 
-# %% ../nbs/07_engine.ipynb #413238ba
+# %% ../nbs/07_engine.ipynb #97707a90
 @patch
 def features(self:Engine,
     snap:Snapshot, # whose states
     prompts        # token ids, one row a prompt: [P]
-) -> np.ndarray:
-    "Mean final hidden state of each prompt, float32 [P,H], by the training path."
+) -> np.ndarray:   # float32 [P,H]
+    "Mean final hidden state of each prompt, by the training path; raises ValueError for a row that is empty or longer than the context."
     rows = [_ids(p, self.vocab_size, f"prompt {i}") for i,p in enumerate(prompts)]
     if not rows or any(t.ndim!=1 or not 0<len(t)<=self.max_context for t in rows): raise ValueError(f'features need rows of 1 to {self.max_context} token ids, at least one')
     out = np.empty((len(rows), self.head.weight.shape[1]), np.float32)
@@ -683,7 +702,7 @@ def features(self:Engine,
             for it,h in zip(batch, parts): out[it.i] = h.mean(0).cpu().numpy()
     return out
 
-# %% ../nbs/07_engine.ipynb #d63a8cfc
+# %% ../nbs/07_engine.ipynb #f783e5c6
 def _copied(model, device):
     "A copy of a model whose tensors are on `device`; those that are there already are shared."
     memo = {id(p):nn.Parameter(p.detach().to(device), requires_grad=False) for p in model.parameters()}
@@ -693,7 +712,7 @@ def _copied(model, device):
 def twin(self:Engine,
     device=None # where; None: here
 ) -> Engine:
-    "An engine of the same frozen model for another thread or another device."
+    "An engine of the same frozen model for another thread or another device; raises ValueError between a CPU and a GPU."
     e = copy.copy(self); e.lock, e.device = threading.RLock(), self.device if device is None else _pick_device(device)
     if (e.device.type=='cuda')!=(self.device.type=='cuda'): raise ValueError(f'a twin on {e.device} of an engine on {self.device} would compute in another way')
     for k in ('token_bytes', 'kept', 'moved', 'merged'): vars(e).pop(k, None)
@@ -707,13 +726,13 @@ def twin(self:Engine,
         with e.hold(): e.fast = checked(e)
     return e
 
-# %% ../nbs/07_engine.ipynb #8301453c
+# %% ../nbs/07_engine.ipynb #e2f7cee6
 @patch
 def state_dict(self:Engine,
     lora:Lora,           # what to save
     optimizer:bool=True  # with AdamW's moments and step count
-) -> dict:
-    "The adapter as a flat {name: CPU tensor}."
+) -> dict:               # {name: CPU tensor}, flat
+    "The adapter as safetensors take it."
     S = {'meta.rank':torch.tensor(lora.rank), 'meta.seed':torch.tensor(lora.seed), 'meta.step':torch.tensor(lora.step if optimizer else 0), **lora.params}
     if optimizer: S |= {f'adam.{k}.{n}':x for k in 'mv' for n,x in getattr(lora, k).items()}
     with self.hold(): return {n:x.detach().cpu().clone() for n,x in S.items()}

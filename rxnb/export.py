@@ -8,7 +8,7 @@ __all__ = ['ALPHA', 'FILES', 'peft_tensors', 'peft_config', 'peft_files']
 # %% ../nbs/07f_export.ipynb #ee69b02c
 import json
 
-# %% ../nbs/07f_export.ipynb #8043b54f
+# %% ../nbs/07f_export.ipynb #601de48b
 ALPHA = 32   # as in `rxnb.engine`
 
 def _sites(tensors): return {n.rsplit('.', 1)[0] for n in tensors if n.split('.')[0] not in ('meta','adam')}
@@ -22,7 +22,7 @@ def peft_tensors(
 def peft_config(
     tensors:dict,     # an adapter, as the engine's `state_dict` gives it
     base_model:str,   # name of the base model
-) -> dict:
+) -> dict:            # {setting: value}
     "What adapter_config.json says. Raises `ValueError` where nothing is adapted."
     leaves = sorted({s.rsplit('.', 1)[-1] for s in _sites(tensors)})
     if not leaves: raise ValueError('there is no adapted layer to export')

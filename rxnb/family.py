@@ -33,7 +33,7 @@ class Group:
         if self.kind=='cosine' and not set(self.on)<=set(EMBEDDED): raise ValueError(f'cosine is for embeddings, not {self.on}')
         if (self.kind=='nearest')!=(self.k is not None) or (self.k is not None and self.k<1): raise ValueError(f'{self.kind}: k is {self.k}; nearest needs k >= 1, the others have none')
 
-# %% ../nbs/02c_family.ipynb #d4a04ab9
+# %% ../nbs/02c_family.ipynb #9e2446da
 @dataclass(frozen=True)
 class Kernel:
     "A member of the family."
@@ -48,8 +48,12 @@ class Kernel:
         if not (math.isfinite(self.shrinkage) and self.shrinkage>=0 and self.min_mass>=0): raise ValueError(f'shrinkage and min_mass must be >= 0, got {self.shrinkage} and {self.min_mass}')
 
     @property
-    def on(self): return tuple(f for g in self.groups for f in g.on)
-    def as_dict(self): return json.loads(json.dumps(asdict(self)))
+    def on(self):
+        "Names of the features and embeddings of all groups, in order."
+        return tuple(f for g in self.groups for f in g.on)
+    def as_dict(self):
+        "The fields as JSON has them; `Kernel(**d)` takes them back."
+        return json.loads(json.dumps(asdict(self)))
     def __str__(self):
         one = lambda g: f'{g.kind}({", ".join(f"{f} {h:.2g}" for f,h in zip(g.on, g.bandwidths))}{"" if g.k is None else f"; {g.k}"})'
         return (' × '.join(map(one, self.groups)) or 'window mean')+(f', half-life {self.half_life_steps:.2g} steps' if self.half_life_steps else '')+(f', κ {self.shrinkage:.2g}' if self.shrinkage and self.groups else '')
@@ -85,15 +89,15 @@ def _standardised(x_P, answer, window_ok):
     sd = (torch.where(window_ok, (x-mean[:,None])**2, 0.).sum(1)/n).sqrt()
     return torch.where(sd>1e-9*(1+mean.abs()), 1/sd, 0.)
 
-# %% ../nbs/02c_family.ipynb #f4f38e10
+# %% ../nbs/02c_family.ipynb #adbb3493
 class Windows:
-    "Distances, ages and rewards of every step of a stream, ready for any kernel on `features`."
+    "Distances, ages and rewards of every step of a stream, ready for any kernel on `features`; raises ValueError naming a feature that the stream lacks, or as `window_rows` does."
     def __init__(self,
         table, # A rollout table or a Stream
         window:int, # W, rollouts
         features, # Names of features and embeddings
         scored_P=None, # Mask over prompts: which are asked about; None: all
-        device:str='cpu',
+        device:str='cpu', # Where the matrices lie: 'cpu', 'cuda'
         dtype:str='float32', # Of distances and weights
     ):
         import torch
@@ -114,7 +118,9 @@ class Windows:
         self.distances = {f: self._distance(f) for f in features}
 
     @property
-    def queries(self): return self.rows[self.rows>=0].cpu().numpy() # Row numbers of what is scored, in order
+    def queries(self):
+        "Row numbers of what is scored, in order."
+        return self.rows[self.rows>=0].cpu().numpy()
 
 # %% ../nbs/02c_family.ipynb #ca72f31e
 def _distance(self, f):
@@ -130,9 +136,9 @@ def _distance(self, f):
 
 Windows._distance = _distance
 
-# %% ../nbs/02c_family.ipynb #0c6d91ae
+# %% ../nbs/02c_family.ipynb #216961ac
 def group_weights(
-    kind:str,
+    kind:str, # One of `KINDS`
     d, # One distance [S, B, W] a feature
     h, # Bandwidth of each, number or tensor
     k=None, # Of `nearest`
@@ -149,14 +155,14 @@ def group_weights(
     u2 = torch.where(valid>0, u2, torch.inf)
     return (u2<=u2.kthvalue(min(k, u2.shape[-1]), dim=-1, keepdim=True).values).to(u2.dtype)*(valid>0)
 
-# %% ../nbs/02c_family.ipynb #85d1ada0
+# %% ../nbs/02c_family.ipynb #fd526b6d
 def block_weights(
-    w:Windows,
+    w:Windows, # Made for every feature of the groups
     at:slice, # Steps
     groups, # (kind, features, bandwidths, k) of each group
     half_life, # Steps, number or tensor; None: age does not matter
     shrinkage, # kappa, number or tensor
-    min_mass:float,
+    min_mass:float, # Below this sum of the kernel's weights age alone decides: >= 0
 ): # Weights that sum to 1 over the neighbours of each query [S, B, W], and the sum of the kernel's weights [S, B]
     "The weights v of the family."
     import torch
@@ -174,7 +180,7 @@ def _blocks(w, elements=2**18):
     n = max(1, elements//(B*W))
     return [slice(i, i+n) for i in range(0, S, n)]
 
-# %% ../nbs/02c_family.ipynb #ba6d2738
+# %% ../nbs/02c_family.ipynb #bd8fe7ff
 @dataclass(frozen=True)
 class Baselines:
     "What a kernel says about the scored prompts, each from the passes' own pasts."
@@ -184,8 +190,8 @@ class Baselines:
     mass_Q: np.ndarray # Sum of the kernel's weights, before shrinkage
 
 def baselines(
-    kernel:Kernel,
-    windows:Windows,
+    kernel:Kernel, # Of the family
+    windows:Windows, # Of a stream, made for every feature of the kernel
 ) -> Baselines:
     "Leave-one-out baselines of a kernel at every scored prompt of a stream."
     import torch

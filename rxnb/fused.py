@@ -23,7 +23,7 @@ else:
 
 def _pow2(n): return 1<<max(0, n-1).bit_length()
 
-# %% ../nbs/06a_fused.ipynb #793141b1
+# %% ../nbs/06a_fused.ipynb #f4edf1e8
 @jit
 def _norm_kernel(h, y, into, w, out, stride, eps, H:'tl.constexpr', BLOCK:'tl.constexpr', ADD:'tl.constexpr'):
     r, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -40,7 +40,7 @@ def add_norm(
     h,      # residual stream [R,H], contiguous
     y,      # what a layer adds to it [R,H]; None: nothing
     w,      # scale [H]
-    eps:float,
+    eps:float, # added to the mean square
     out,    # [R,H], rows may be farther apart than H
     into=None # where the sum goes; None: it replaces h
 ):
@@ -90,14 +90,16 @@ def _rope_kernel(qkv, stride, state, width, cos, sin, norms, eps, kp, vp, HQ:'tl
             tl.store(dst+i, a.to(qkv.dtype.element_ty), mask=m)
             tl.store(dst+half+i, b.to(qkv.dtype.element_ty), mask=m)
 
-# %% ../nbs/06a_fused.ipynb #6bb61c27
+# %% ../nbs/06a_fused.ipynb #1a389b97
 def rotate_and_store(
     qkv,        # [R, (HQ+2·HK)·d]; the queries are replaced by rotated ones
     state,      # int32 [R, 16+blocks]
-    cos, sin,   # [positions, d/2]
+    cos,        # of the angle of each position [positions, d/2]
+    sin,        # likewise
     norms,      # [2,d] scales of the norms of queries and keys; None: no norm
     eps:float,  # of those norms
-    keys, values# the layer's pool [blocks, HK, 64, d]
+    keys,       # the layer's pool [blocks, HK, 64, d]; one position of each row is written
+    values      # likewise
 ):
     "Rotate queries and keys to each row's position and put keys and values into the pool."
     R, HK, d = len(qkv), keys.shape[1], keys.shape[3]; HQ = qkv.shape[1]//d-2*HK
@@ -156,7 +158,7 @@ def _attend_kernel(qkv, stride, state, width, kp, vp, out, ostride, part, scale,
         tl.store(part+row+D, m, mask=gi<G)
         tl.store(part+row+D+1, l, mask=gi<G)
 
-# %% ../nbs/06a_fused.ipynb #c8bbd251
+# %% ../nbs/06a_fused.ipynb #833aae62
 @jit
 def _merge_kernel(part, out, ostride, HQ:'tl.constexpr', D:'tl.constexpr', BD:'tl.constexpr', S:'tl.constexpr'):
     r, hd = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -170,15 +172,16 @@ def _merge_kernel(part, out, ostride, HQ:'tl.constexpr', D:'tl.constexpr', BD:'t
 
 def splits(
     programs:int # rows times key-value heads
-) -> int:
+) -> int: # 1 to 16
     "Into how many pieces the blocks of a row are cut: a power of two, 1 where there are programs enough."
     return 1 if programs>=256 else min(16, 512//_pow2(programs))
 
-# %% ../nbs/06a_fused.ipynb #af059e6f
+# %% ../nbs/06a_fused.ipynb #e96f6f98
 def paged_attention(
     qkv,         # [R, (HQ+2·HK)·d]: its queries are used
     state,       # int32 [R, 16+blocks]: each row attends to positions up to its own
-    keys, values,# the layer's pool [blocks, HK, 64, d]
+    keys,        # the layer's pool [blocks, HK, 64, d]
+    values,      # likewise
     out,         # [R, HQ·d], rows may be farther apart
     part,        # float32, room for R·HQ·splits·(d+2) numbers; None where there is one split
     scale:float, # of the scores
@@ -400,7 +403,7 @@ def target_logp(
     (A, B), numbers = getattr(head, 'lora', None) or (None, None), numbers or 2**(28 if h.is_cuda else 26)
     return _TargetLogp.apply(h.contiguous(), head.weight, head.bias, A, B, y.contiguous(), max(16, numbers//head.weight.shape[0]), known)
 
-# %% ../nbs/06a_fused.ipynb #d6048fd3
+# %% ../nbs/06a_fused.ipynb #1a553e41
 @jit
 def _norm_back_kernel(h, w, dx, stride, dh, out, eps, H:'tl.constexpr', BLOCK:'tl.constexpr'):
     r, c = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -411,16 +414,28 @@ def _norm_back_kernel(h, w, dx, stride, dh, out, eps, H:'tl.constexpr', BLOCK:'t
     d = s*(g-v*s*(tl.sum(g*v*s, 0)/H))+tl.load(dh+r*H+c, mask=m, other=0.).to(tl.float32)
     tl.store(out+r*H+c, d.to(out.dtype.element_ty), mask=m)
 
+# %% ../nbs/06a_fused.ipynb #5044f471
 class AddNorm(torch.autograd.Function):
     "(h, y, w, eps, width) -> (h+y, its norm in a matrix of `width` columns, in the type of w); y may be None."
     @staticmethod
-    def forward(ctx, h, y, w, eps, width):
+    def forward(ctx, # of autograd
+        h,         # residual stream [R,H]
+        y,         # what a layer adds to it [R,H], or None
+        w,         # scale [H]
+        eps:float, # added to the mean square
+        width:int  # H or more; the columns beyond H are left as they are
+    ) -> tuple:    # [R,H], [R,width]
+        "The sum, a view of `h` where there is nothing to add, and its norm."
         h2, x = h.view_as(h) if y is None else torch.empty_like(h), torch.empty(len(h), width, dtype=w.dtype, device=h.device)
         add_norm(h, y, w, eps, x[:,:h.shape[1]], h2)
         ctx.save_for_backward(h2, w); ctx.eps, ctx.kind = eps, None if y is None else y.dtype
         return h2, x
     @staticmethod
-    def backward(ctx, dh, dx):
+    def backward(ctx, # of the forward pass
+        dh, # gradient by the sum [R,H]
+        dx  # by its norm [R,width]; columns beyond H do not count
+    ):      # by h and y
+        "Both gradients in one, by the recomputed norm."
         h, w = ctx.saved_tensors; (R, H), out = h.shape, torch.empty_like(h)
         if h.is_cuda: _norm_back_kernel[(R,)](h, w, dx, dx.stride(0), dh.contiguous(), out, ctx.eps, H, _pow2(H), num_warps=4)
         else:
@@ -468,7 +483,7 @@ def _turn_kernel(x, pos, cos, sin, norms, eps, g, out, HT:'tl.constexpr', HQ:'tl
     tl.store(out+at, tl.where(turn, a2, a).to(out.dtype.element_ty), mask=m)
     tl.store(out+at+half, tl.where(turn, b2, b).to(out.dtype.element_ty), mask=m)
 
-# %% ../nbs/06a_fused.ipynb #55c4b8c5
+# %% ../nbs/06a_fused.ipynb #e8ab888b
 def _turned(x, c, s, norms, eps, HQ, HK):
     "The same in PyTorch: x [n,heads,d]."
     t, half = x[:,:HQ+HK].float(), x.shape[-1]//2
@@ -476,30 +491,57 @@ def _turned(x, c, s, norms, eps, HQ, HK):
     a, b = t[...,:half], t[...,half:]
     return torch.cat([torch.cat([a*c-b*s, b*c+a*s], -1).to(x.dtype), x[:,HQ+HK:]], 1)
 
+# %% ../nbs/06a_fused.ipynb #b0f4872b
+def _turn(
+    qkv,       # [n,(HQ+2·HK)·d]; None: in a backward pass without norms
+    pos,       # int32 [n], positions
+    cos,       # [positions, d/2]
+    sin,       # likewise
+    norms,     # [2,d], or None
+    eps:float, # of those norms
+    HQ:int,    # heads of queries
+    HK:int,    # of keys, and of values
+    g          # gradient by the output [n,HQ+2·HK,d]; None: the output itself
+):             # [n,HQ+2·HK,d]
+    "The output, or the gradient by `qkv`, by one kernel or in PyTorch."
+    n, HT, d = len(pos), HQ+2*HK, cos.shape[1]*2; like = qkv if qkv is not None else g
+    if like.is_cuda:
+        out = torch.empty(n, HT, d, dtype=like.dtype, device=like.device)
+        _turn_kernel[(n,)](like, pos, cos, sin, cos if norms is None else norms, eps, like if g is None else g, out, HT, HQ, HK, d, _pow2(HT), _pow2(d//2), norms is not None, g is not None, num_warps=4)
+        return out
+    c, s = cos[pos.long(),None].float(), sin[pos.long(),None].float()
+    if g is None: return _turned(qkv.view(n, HT, d), c, s, norms, eps, HQ, HK)
+    with torch.enable_grad():
+        x = (torch.zeros_like(g) if qkv is None else qkv.view(n, HT, d).detach()).requires_grad_()
+        return torch.autograd.grad(_turned(x, c, s, norms, eps, HQ, HK), x, g)[0]
+
+# %% ../nbs/06a_fused.ipynb #857e7cf5
 class Turn(torch.autograd.Function):
     "(qkv [n,(HQ+2·HK)·d], positions int32 [n], cos, sin, norms or None, eps, HQ, HK) -> queries and keys rotated, values as they are: [n,heads,d]."
     @staticmethod
-    def forward(ctx, qkv, pos, cos, sin, norms, eps, HQ, HK):
+    def forward(ctx, # of autograd
+        qkv,       # [n,(HQ+2·HK)·d]
+        pos,       # int32 [n], positions
+        cos,       # of the angle of each position [positions, d/2]
+        sin,       # likewise
+        norms,     # [2,d] scales of the norms of queries and keys; None: no norm
+        eps:float, # of those norms
+        HQ:int,    # heads of queries
+        HK:int     # of keys, and of values
+    ):             # [n,HQ+2·HK,d]
+        "Rotated, in a tensor of its own; `qkv` is kept only where there are norms."
         ctx.save_for_backward(qkv if norms is not None else None, pos, cos, sin, norms); ctx.args = eps, HQ, HK
         return Turn.run(qkv, pos, cos, sin, norms, eps, HQ, HK, None)
+    run = staticmethod(_turn)
     @staticmethod
-    def run(qkv, pos, cos, sin, norms, eps, HQ, HK, g):
-        n, HT, d = len(pos), HQ+2*HK, cos.shape[1]*2; like = qkv if qkv is not None else g
-        if like.is_cuda:
-            out = torch.empty(n, HT, d, dtype=like.dtype, device=like.device)
-            _turn_kernel[(n,)](like, pos, cos, sin, cos if norms is None else norms, eps, like if g is None else g, out, HT, HQ, HK, d, _pow2(HT), _pow2(d//2), norms is not None, g is not None, num_warps=4)
-            return out
-        c, s = cos[pos.long(),None].float(), sin[pos.long(),None].float()
-        if g is None: return _turned(qkv.view(n, HT, d), c, s, norms, eps, HQ, HK)
-        with torch.enable_grad():
-            x = (torch.zeros_like(g) if qkv is None else qkv.view(n, HT, d).detach()).requires_grad_()
-            return torch.autograd.grad(_turned(x, c, s, norms, eps, HQ, HK), x, g)[0]
-    @staticmethod
-    def backward(ctx, g):
+    def backward(ctx, # of the forward pass
+        g # gradient by the output [n,HQ+2·HK,d]
+    ):    # by qkv; nothing else has one
+        "Rotated back."
         qkv, *rest = ctx.saved_tensors
         return (Turn.run(qkv, *rest, *ctx.args, g.contiguous()).flatten(1), *[None]*7)
 
-# %% ../nbs/06a_fused.ipynb #65e7eab7
+# %% ../nbs/06a_fused.ipynb #3cddcc65
 @jit
 def _gate_back_kernel(gu, g, stride, out, I:'tl.constexpr', B:'tl.constexpr'):
     r, c = tl.program_id(0).to(tl.int64), tl.program_id(1)*B+tl.arange(0, B)
@@ -511,14 +553,22 @@ def _gate_back_kernel(gu, g, stride, out, I:'tl.constexpr', B:'tl.constexpr'):
     tl.store(out+r*2*I+c, (d*b*s*(1+a*(1-s))).to(out.dtype.element_ty), mask=m)
     tl.store(out+r*2*I+I+c, (d*a*s).to(out.dtype.element_ty), mask=m)
 
+# %% ../nbs/06a_fused.ipynb #83814290
 class Gate(torch.autograd.Function):
     "(gate and up [n,2I], width) -> SiLU(gate)·up in a matrix of `width` columns."
     @staticmethod
-    def forward(ctx, gu, width):
+    def forward(ctx, # of autograd
+        gu,       # [n,2I]: gate and up side by side
+        width:int # I or more; the columns beyond I are left as they are
+    ):            # [n,width]
+        "As `gate`, in a tensor of its own."
         out = gu.new_empty(len(gu), width); gate(gu, out[:,:gu.shape[1]//2]); ctx.save_for_backward(gu)
         return out
     @staticmethod
-    def backward(ctx, g):
+    def backward(ctx, # of the forward pass
+        g # gradient by the output [n,width]; columns beyond I do not count
+    ):    # by gu [n,2I]
+        "By the recomputed sigmoid."
         gu, = ctx.saved_tensors; (n, I2), out = gu.shape, torch.empty_like(gu); I = I2//2
         if gu.is_cuda: _gate_back_kernel[(n, -(-I//1024))](gu, g, g.stride(0), out, I, 1024, num_warps=4)
         else:
@@ -529,6 +579,15 @@ class Gate(torch.autograd.Function):
 class Widen(torch.autograd.Function):
     "(x [n,H], width) -> x at the left of a matrix of `width` columns."
     @staticmethod
-    def forward(ctx, x, width): ctx.H = x.shape[1]; out = x.new_empty(len(x), width); out[:,:ctx.H] = x; return out
+    def forward(ctx, # of autograd
+        x,        # [n,H]
+        width:int # H or more; the columns beyond H are left as they are
+    ):            # [n,width]
+        "A copy with room at its right."
+        ctx.H = x.shape[1]; out = x.new_empty(len(x), width); out[:,:ctx.H] = x; return out
     @staticmethod
-    def backward(ctx, g): return g[:,:ctx.H].contiguous(), None
+    def backward(ctx, # of the forward pass
+        g # gradient by the output [n,width]
+    ):    # by x [n,H]
+        "The left part."
+        return g[:,:ctx.H].contiguous(), None

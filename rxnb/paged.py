@@ -45,7 +45,7 @@ def window_of(
     "The sliding window of a layer, in tokens; Mistral has one for all."
     return getattr(layer.self_attn, 'sliding_window', None) or (getattr(config, 'sliding_window', None) if config.model_type=='mistral' else None)
 
-# %% ../nbs/06b_paged.ipynb #dbd2944a
+# %% ../nbs/06b_paged.ipynb #7c2f1b60
 class Product:
     "One or more linear layers over the same input, with their adapters: `out = [x, xAᵀ]·[W, B]ᵀ`."
     def __init__(self,
@@ -56,7 +56,9 @@ class Product:
         bias = [m.bias for _,m in sites]
         self.bias = None if bias[0] is None else torch.cat(bias)
 
-    def lay(self, rank):
+    def lay(self,
+        rank:int # of the adapters; each site gets columns for the next multiple of 8
+    ):
         "Room for adapters of a rank beside the frozen weights; 0: none."
         w = self.sites[0][1].weight.detach(); self.rank, self.extra = rank, -(-rank//8)*8*len(self.sites)
         self.W = w.new_zeros(self.outs[-1], self.d_in+self.extra); self.A = w.new_zeros(self.extra, self.d_in)
@@ -65,29 +67,37 @@ class Product:
             self.W[a:b,:self.d_in] = m.weight; s = slice(i*each, i*each+rank)
             self.places[n] = (a, b, s), (self.A[s], self.W[a:b,self.d_in:][:,s])
 
-    def widen(self, x):
-        "Fill the right part of x [R, in+extra]."
+    def widen(self,
+        x # [R, in+extra]; its left part is the input
+    ):    # x itself
+        "Fill the right part with xAᵀ."
         if self.extra: torch.mm(x[:,:self.d_in], self.A.T, out=x[:,self.d_in:])
         return x
 
     def __call__(self,
         x,  # [R, in+extra]; its right part is overwritten
-        out # [R,out]
+        out # [R,out], written
     ):
+        "The layers and their adapters in one product."
         self.widen(x)
         if self.bias is None: torch.mm(x, self.W.T, out=out)
         else: torch.addmm(self.bias, x, self.W.T, out=out)
 
-# %% ../nbs/06b_paged.ipynb #e3adb551
-def put(products, adapters):
-    "Copy adapters {site: (A, B)} to their places."
+# %% ../nbs/06b_paged.ipynb #90e34392
+def put(
+    products, # laid out for the rank of the adapters
+    adapters  # {site: (A, B with its scale)}; sites of other products are passed over
+):
+    "Copy adapters to their places."
     pairs = [(dst, src) for p in products for n,(_,views) in p.places.items() if n in adapters for dst,src in zip(views, adapters[n])]
     if pairs: torch._foreach_copy_(*map(list, zip(*pairs)))
 
-# %% ../nbs/06b_paged.ipynb #027ab583
+# %% ../nbs/06b_paged.ipynb #1675ff03
 class Paged:
-    "The fast decode step of an engine: its weights laid out anew, a pool of cache blocks, and a graph for each number of rows."
-    def __init__(self, engine):
+    "The fast decode step of an engine: its weights laid out anew, a pool of cache blocks, and a graph for each number of rows. Raises ValueError saying why a model does not fit."
+    def __init__(self,
+        engine # see `unfit`; the first `mount` lays a copy of its weights out
+    ):
         self.engine, c, b = engine, engine.config, engine.backbone
         if why:=unfit(engine): raise ValueError(why)
         name = {m:n for n,(m,_) in engine.sites.items()}
@@ -104,21 +114,26 @@ class Paged:
         self.pool, self.rooms, self.loaded, self.form, self.memory = None, {}, None, None, None
         self.width, self.window = 0, 0
 
-# %% ../nbs/06b_paged.ipynb #8ddca938
+# %% ../nbs/06b_paged.ipynb #78d9a723
 @patch(as_prop=True)
 def products(self:Paged):
     "By group; within a group all have the same form."
     return dict(qkv=[l.qkv for l in self.layers], o=[l.o for l in self.layers], gu=[l.gu for l in self.layers], down=[l.down for l in self.layers], head=[self.head])
 
 @patch
-def load(self:Paged, snap):
+def load(self:Paged,
+    snap # `Snapshot` of the engine; without adapters it is the base model
+):
     "Take over a snapshot's adapters; another rank or other sites lay the weights out anew."
     if snap is self.loaded: return
     self.mount(snap.rank, snap.adapters); self.loaded = snap
 
 @patch
-def mount(self:Paged, rank, adapters):
-    "Put adapters {site: (A, B)} of a rank in place; none at all leaves zeros, and the graphs."
+def mount(self:Paged,
+    rank:int, # of the adapters; 0: there are none
+    adapters  # {site: (A [r,in], B [out,r] with its scale)}
+):
+    "Put adapters in place; none at all leaves zeros, and the graphs."
     every = [p for ps in self.products.values() for p in ps]; self.loaded = None
     if not adapters and self.form: torch._foreach_zero_([v for p in every for _,vs in p.places.values() for v in vs]); return
     if (form:=(rank, frozenset(adapters)))!=self.form:
@@ -137,7 +152,7 @@ def drop(self:Paged):
 @patch
 def __repr__(self:Paged): return f'Paged({self.engine!r}, {0 if self.pool is None else self.pool.shape[2]} blocks, rows {sorted(self.rooms)})'
 
-# %% ../nbs/06b_paged.ipynb #495145cd
+# %% ../nbs/06b_paged.ipynb #49eaeb77
 STRIDE = 8   # steps of the longer of two graphs
 
 def _room(self, R):
@@ -164,6 +179,7 @@ def _step(self, b):
     add_norm(b.h, y, self.norm, self.eps, b.xh[:,:H]); b.z = wide_product(self.head.widen(b.xh), self.head.W)
     draw(b.z, b.state, b.tokens, b.logps, b.scratch)
 
+# %% ../nbs/06b_paged.ipynb #f573f526
 def _capture(self, b):
     "The step as a graph, once and STRIDE times in a row; what it does meanwhile goes to block 0."
     own = torch.cuda.current_stream(); side = torch.cuda.Stream(b.h.device, priority=own.priority); side.wait_stream(own)
@@ -182,8 +198,10 @@ def _ready(self, R):
         if self.engine.device.type=='cuda': _capture(self, b)
     return self.rooms[R]
 
-# %% ../nbs/06b_paged.ipynb #ba1c9122
-def to_host(*tensors) -> list: # numpy arrays
+# %% ../nbs/06b_paged.ipynb #17216c5b
+def to_host(
+    *tensors # one or more, all where the first is
+) -> list:   # numpy arrays
     "Copies on the host, once the stream has come so far."
     if not tensors[0].is_cuda: return [t.numpy().copy() for t in tensors]
     out = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
@@ -225,7 +243,7 @@ def checked(
             log.warning('%s decodes in the plain loop: the fast step differs from the model by %.2g', engine, far); return None
     return self
 
-# %% ../nbs/06b_paged.ipynb #7db2f0b0
+# %% ../nbs/06b_paged.ipynb #26cb032a
 @dataclass
 class Draft:
     "A sequence to sample."
@@ -245,7 +263,7 @@ def _rows(n, most):
 
 def free_bytes(
     device # of CUDA
-) -> int:
+) -> int:  # bytes
     "Bytes of a GPU that nobody holds, with those that PyTorch keeps for later."
     return torch.cuda.mem_get_info(device)[0]+torch.cuda.memory_reserved(device)-torch.cuda.memory_allocated(device)
 

@@ -46,10 +46,13 @@ class Promise:
         if self.answer is not None and self.read_at is None: self.read_at = time.monotonic()
         return self.answer
 
-# %% ../nbs/07c_queue.ipynb #490ecff9
+# %% ../nbs/07c_queue.ipynb #b837b8f9
 class Promises:
     "All promises of a server. Not a growing heap: read ones go after `keep_s`, unread ones after `unread_s`."
-    def __init__(self, keep_s:float=120, unread_s:float=3600):
+    def __init__(self,
+        keep_s:float=120,      # how long an answer is kept after it was first read, in seconds
+        unread_s:float=3600,   # how long a promise is kept whose answer nobody reads, from when it was made, in seconds
+    ):
         self.keep_s,self.unread_s,self.all,self._swept = keep_s,unread_s,{},time.monotonic()
 
     def new(self) -> Promise:
@@ -101,7 +104,7 @@ class Ordered:
         for s,_ in old: del self.early[s]
         return [p for _,p in old]
 
-# %% ../nbs/07c_queue.ipynb #d4278370
+# %% ../nbs/07c_queue.ipynb #14dcc92a
 @dataclass
 class Ask:
     "One sampling request that waits."
@@ -111,16 +114,20 @@ class Ask:
     encode: object        # callable(result) -> answer
 
     @property
-    def size(self) -> int: return self.request.num_samples
+    def size(self) -> int:
+        "Sequences that it asks for."
+        return self.request.num_samples
 
-# %% ../nbs/07c_queue.ipynb #9ec3849e
-def explain(e:Exception) -> tuple:
+# %% ../nbs/07c_queue.ipynb #ed3d9f8b
+def explain(
+    e:Exception,   # what an operation raised; all but a ValueError goes to the log with its traceback
+) -> tuple:        # 'user' or 'server', message
     "Category and message of a failure: a ValueError is the caller's, a lack of memory and anything else the server's."
     if isinstance(e, ValueError): return 'user',str(e)
     log.error('operation failed', exc_info=e)
     return 'server',f'{type(e).__name__}: {e}'
 
-# %% ../nbs/07c_queue.ipynb #b552db79
+# %% ../nbs/07c_queue.ipynb #904f8a6b
 class Worker:
     "The threads that touch an engine and its twins."
     def __init__(self,
@@ -138,12 +145,17 @@ class Worker:
         self.threads = [threading.Thread(target=self._work, args=does, name=f'rxnb-{n}', daemon=True) for n,does in lanes.items()]
         for t in self.threads: t.start()
 
-    def do(self, operation, promise):
-        "Queue a training operation: a callable that returns an answer."
+    def do(self,
+        operation,         # callable() -> answer
+        promise:Promise,   # gets the answer, or what `fail` makes of what it raised
+    ):
+        "Queue a training operation; raises `Refused` (410) once closed."
         self._put(self.ops, (operation, promise))
 
-    def ask(self, a:Ask):
-        "Queue a sampling request."
+    def ask(self,
+        a:Ask,   # runs with others of the same snapshot
+    ):
+        "Queue a sampling request; raises `Refused` (410) once closed."
         self._put(self.asks, a)
 
     def stir(self):
@@ -155,9 +167,11 @@ class Worker:
             if self._stop: raise Refused(410, 'the server is closed')
             queue.append(item); self.stir(); self._cv.notify_all()
 
-# %% ../nbs/07c_queue.ipynb #1a35a844
+# %% ../nbs/07c_queue.ipynb #374a7e4b
 @patch
-def cancel(self:Worker, promise:Promise) -> bool:
+def cancel(self:Worker,
+    promise:Promise,   # of the request; it gets the answer 'cancelled by the client'
+) -> bool:             # whether one was dropped
     "Drop a sampling request that has not started."
     with self._cv:
         mine = [a for a in self.asks if a.promise is promise]
@@ -166,7 +180,9 @@ def cancel(self:Worker, promise:Promise) -> bool:
     return bool(mine)
 
 @patch
-def close(self:Worker, wait_s:float=5):
+def close(self:Worker,
+    wait_s:float=5,   # for each thread to end what it runs, in seconds
+):
     "Fail what waits and stop after what runs."
     with self._cv:
         self._stop = True
@@ -223,7 +239,7 @@ def _batch(self:Worker) -> list:
         self.asks.clear(); self.asks.extend(rest)  # the same queue: whoever is about to put something holds it already
         return batch
 
-# %% ../nbs/07c_queue.ipynb #7f2bbe13
+# %% ../nbs/07c_queue.ipynb #d4e5de99
 def shares(
     sizes:list,   # what each request may cost
     n:int,        # engines
@@ -242,7 +258,10 @@ class Spread:
     ):
         self.engines,self.pool = engines,ThreadPoolExecutor(len(engines), thread_name_prefix='rxnb-sample')
 
-    def sample(self, snapshot, requests:list) -> list:
+    def sample(self,
+        snapshot,        # what all of them sample from
+        requests:list,   # with `num_samples` and `max_tokens`, by whose product they are dealt out
+    ) -> list:           # results, one each
         "The results in the order of the requests."
         if len(self.engines)==1: return self.engines[0].sample(snapshot, requests)
         dealt,out = shares([r.num_samples*(r.max_tokens or 1) for r in requests], len(self.engines)),[None]*len(requests)

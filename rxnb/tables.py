@@ -45,9 +45,9 @@ def question_features(
     return dict(log_words=float(np.log1p(len(words))), numbers=float(len(numbers)), log_largest=float(np.log1p(max(numbers, default=0.))),
         operations=float(sum(w in OPERATION_WORDS for w in words)), sentences=float(max(1, len(re.findall(r'[.?!](?=\s|$)', question)))))
 
-# %% ../nbs/02b_tables.ipynb #0b275ef6
+# %% ../nbs/02b_tables.ipynb #5e0a081d
 def hashed_ngrams(
-    question:str,
+    question:str, # The text put to the model, without the prompt around it
     dims:int=128 # Length of the vector
 ) -> np.ndarray: # float32 [dims], of length 1, or 0 for a question without words
     "Words and pairs of words of a question, hashed with signs."
@@ -58,13 +58,13 @@ def hashed_ngrams(
         v[h%dims] += 1 if h>>31 else -1
     return v/n if (n := np.linalg.norm(v)) else v
 
-# %% ../nbs/02b_tables.ipynb #b6b60bec
+# %% ../nbs/02b_tables.ipynb #08e4f5cb
 def project(
     states_PH, # One vector a prompt: [P, H]
     dims:int=64, # D
     seed:int=0, # Of the projection
 ) -> np.ndarray: # float32 [P, D]
-    "Centred, projected at random, and scaled to a root-mean-square length of 1."
+    "Centred, projected at random, and scaled to a root-mean-square length of 1; raises ValueError naming a prompt whose state is not finite."
     x = np.asarray(states_PH, np.float64)
     if not np.isfinite(x).all(): raise ValueError(f'state of prompt {int(np.argwhere(~np.isfinite(x))[0,0])} is not finite')
     y = (x-x.mean(0))@np.random.default_rng(seed).normal(size=(x.shape[1], dims))
@@ -92,13 +92,13 @@ def from_logs(
     if ngrams: got['ngrams'] = [hashed_ngrams(questions[i]) if s==0 else None for i,s in zip(got.prompt_id, got['sample'])]
     return check_table(got)
 
-# %% ../nbs/02b_tables.ipynb #789dc8f9
+# %% ../nbs/02b_tables.ipynb #f43c569e
 RUN_COLUMNS = dict(policy_version='sampler_version', prompt_len='prompt_tokens', completion_len='completion_tokens')
 
 def from_run(
     attempt, # Folder of an attempt: runs/<study>/<arm>/attempt_<n>
     questions:dict=None, # Prompt id -> question, as in `from_logs`
-    ngrams:bool=False,
+    ngrams:bool=False, # Hashed n-grams of the questions, too? Only where `questions` are given
 ) -> pd.DataFrame: # A rollout table
     "The rollouts of a run as a table; prompt log-probabilities that were not asked for are left out."
     attempt = Path(attempt)
@@ -109,20 +109,25 @@ def from_run(
     task = json.loads((attempt/'manifest.json').read_text(encoding='utf-8'))['task']['name']
     return from_logs(frame, task, RUN_COLUMNS, questions, ngrams)
 
-# %% ../nbs/02b_tables.ipynb #6187b713
-def save_table(table, path):
-    "Write a table whole or not at all."
+# %% ../nbs/02b_tables.ipynb #8521fc55
+def save_table(
+    table, # A rollout table; optional numbers are kept as float32, embeddings to 3 decimals
+    path, # Parquet file
+):
+    "Write a table whole or not at all; raises as `check_table` does."
     path = Path(path)
     t = check_table(table)
     for c in set(EMBEDDINGS)&set(t): t[c] = [None if v is None else np.round(np.asarray(v, np.float32), 3) for v in t[c]]
     t.astype({c: 'float32' for c in OPTIONAL if c in t and OPTIONAL[c]=='float64'}).to_parquet(part := path.with_suffix('.part'), compression='zstd', index=False)
     part.replace(path)
 
-def load_table(path) -> pd.DataFrame:
-    "Read and check a table."
+def load_table(
+    path, # Parquet file, as `save_table` writes it
+) -> pd.DataFrame: # A rollout table
+    "Read and check a table; raises as `check_table` does."
     return check_table(pd.read_parquet(path))
 
-# %% ../nbs/02b_tables.ipynb #ee6850f3
+# %% ../nbs/02b_tables.ipynb #586e44cd
 @dataclass(frozen=True)
 class Stream:
     "P prompts in the order of time, each with m rewards."
@@ -135,7 +140,9 @@ class Stream:
     critic_P: np.ndarray = None # What a critic said before it saw the rewards of the step; None where there was none
 
     def __len__(self): return len(self.step_P)
-    def take(self, rows): # Indices or a mask over prompts, in the order of time
+    def take(self,
+        rows, # Indices or a mask over prompts, in the order of time
+    ):
         "The same, of some of the prompts."
         return Stream(self.task, self.prompt_ids_P[rows], self.step_P[rows], self.rewards_Pm[rows], {k: v[rows] for k,v in self.features.items()},
             {k: v[rows] for k,v in self.embeddings.items()}, None if self.critic_P is None else self.critic_P[rows])

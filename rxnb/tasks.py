@@ -172,8 +172,9 @@ def arith_corpus(n: int, # replies wanted
         out.append(Problem(p.id, p.question, p.gold, dict(p.meta, reply=reply, right=right)))
     return out
 
-# %% ../nbs/01_tasks.ipynb #424c39ed
-def fingerprint(problems: list[Problem]) -> str: # sha256 in hex
+# %% ../nbs/01_tasks.ipynb #d5de5459
+def fingerprint(problems: list[Problem], # of a load; their order counts
+                ) -> str: # sha256 in hex
     "A digest of ids, questions and golds, to record which data a run used."
     rows = [json.dumps([p.id, p.question, p.gold], ensure_ascii=False) for p in problems]
     return hashlib.sha256('\n'.join(rows).encode()).hexdigest()
@@ -232,8 +233,9 @@ def _rows(name: str, split: str, data_dir) -> list[dict]:
     if not (path := Path(folder)/file).is_file(): raise FileNotFoundError(f'{name}/{split}: no file {path} (data folder {folder}, from data_dir or RXNB_DATA_DIR)')
     return _file_rows(path)
 
-# %% ../nbs/01_tasks.ipynb #da245a7c
-def check_problems(problems: list[Problem]) -> list[Problem]: # the same list
+# %% ../nbs/01_tasks.ipynb #94f41188
+def check_problems(problems: list[Problem], # of one split
+                   ) -> list[Problem]: # the same list
     "Raise ValueError for an empty question, an empty gold or an id that comes twice."
     seen = set()
     for p in problems:
@@ -264,8 +266,10 @@ def load_task(name: str, # arith, gsm8k, svamp, asdiv, mawps, math500 or aqua
     if max(first+1, end or 0) > len(problems): raise ValueError(f'{name}/{split}: the split has {len(problems)} rows')
     return problems[first:end]
 
-# %% ../nbs/01_tasks.ipynb #e38d2192
-def shared_questions(a: list[Problem], b: list[Problem]) -> list[str]: # ids of `b`
+# %% ../nbs/01_tasks.ipynb #4c99a2ec
+def shared_questions(a: list[Problem], # whose questions are known, such as the items of an evaluation
+                     b: list[Problem], # looked through for them
+                     ) -> list[str]: # ids of `b`, in its order
     "Problems of `b` whose question also stands in `a`; words are compared, not spacing or case."
     plain = lambda p: ' '.join(p.question.lower().split())
     known = set(map(plain, a))
@@ -281,17 +285,20 @@ def worked(p: Problem, # of arith or gsm8k
     lines = [line.strip() for line in re.sub('<<.*?>>', '', text).strip().splitlines()]
     return '\n'.join([*lines, f'#### {gold.strip()}'])
 
-# %% ../nbs/01_tasks.ipynb #c5ea3a28
+# %% ../nbs/01_tasks.ipynb #0b1b5877
 PROMPT_ORDER = 'pcg64-argsort-1' # the name under which a run records how its prompts were ordered
 
 def prompt_order(n: int, # prompts available
-                 seed: int,
+                 seed: int, # of PCG64, >= 0
                  ) -> np.ndarray: # int64 [n], each of 0…n-1 once
     "The shared order: where the n raw 64-bit draws of PCG64(seed) stand when sorted."
     return np.argsort(np.random.PCG64(seed).random_raw(n), kind='stable')
 
-# %% ../nbs/01_tasks.ipynb #bf21c529
-def require_prompts(n_available: int, n_steps: int, prompts_per_step: int) -> int: # prompts needed
+# %% ../nbs/01_tasks.ipynb #5242d9c7
+def require_prompts(n_available: int, # prompts of the split
+                    n_steps: int, # steps of the whole run
+                    prompts_per_step: int, # drawn at each step, none of them twice in a run
+                    ) -> int: # prompts needed
     "Raise ValueError when a run of `n_steps` would run out of prompts."
     needed = n_steps*prompts_per_step
     if needed > n_available: raise ValueError(f'{n_steps} steps of {prompts_per_step} prompts need {needed}, but only {n_available} are available')
@@ -305,7 +312,7 @@ def draw(order: np.ndarray, # of `prompt_order`
     if start < 0 or n < 1 or start+n > len(order): raise ValueError(f'prompts {start} to {start+n} of an order of {len(order)}')
     return order[start:start+n]
 
-# %% ../nbs/01_tasks.ipynb #d8e1d94e
+# %% ../nbs/01_tasks.ipynb #b2848185
 def _chat_ids(tokenizer, question, prompt):
     turns = [('system', prompt.system)] if prompt.system else []
     for q, a in prompt.shots: turns += [('user', prompt.prefix+q+prompt.suffix), ('assistant', a)]
@@ -320,15 +327,15 @@ def _plain_ids(tokenizer, question, prompt):
     return tokenizer('\n\n'.join(parts)).input_ids
 
 def render(tokenizer, # of transformers, or the one a tinker client hands out
-           question: str,
-           prompt: Prompt,
+           question: str, # the text put to the model, without any prompt around it
+           prompt: Prompt, # how the spec wraps it: renderer, system, shots, prefix, suffix
            ) -> list[int]: # token ids that end where the reply begins
     "The token ids of a question in its prompt."
     return [int(i) for i in {'chat': _chat_ids, 'plain': _plain_ids}[prompt.renderer](tokenizer, question, prompt)]
 
-# %% ../nbs/01_tasks.ipynb #4c8c1d2d
+# %% ../nbs/01_tasks.ipynb #726fe196
 def check_pinned(tokenizer, # of the endpoint's model
-                 prompt: Prompt,
+                 prompt: Prompt, # its `pinned` maps questions to token ids; None: nothing is compared
                  ) -> int: # prompts compared
     "Compare the prompts that a spec pins, token by token; raises ValueError naming the first that differs, and where."
     for question, pinned in (prompt.pinned or {}).items():
