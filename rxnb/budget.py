@@ -36,7 +36,7 @@ def spent(
         out[a.name] = dict(wall_s=wall, gpu_h=gpu)
     return out
 
-# %% ../nbs/10b_budget.ipynb #4c845c4c
+# %% ../nbs/10b_budget.ipynb #62c39c7a
 class OverBudget(RuntimeError):
     "A run that stopped because its study has spent what it may."
 
@@ -52,18 +52,30 @@ class Meter:
 
     def __post_init__(self): self.began = self.clock()
     @property
-    def wall_s(self) -> float: return self.clock()-self.began
+    def wall_s(self) -> float:
+        "Seconds since it was made."
+        return self.clock()-self.began
     @property
-    def gpu_h(self) -> float: return self.wall_s*self.gpus/3600
+    def gpu_h(self) -> float:
+        "GPU hours since it was made."
+        return self.wall_s*self.gpus/3600
     @property
-    def minutes_left(self) -> float: return self.max_wall_minutes-(self.wall_before_s+self.wall_s)/60 # Of the wall clock
+    def minutes_left(self) -> float:
+        "Minutes of the wall clock that may still be spent, earlier attempts counted; below 0 where it is too late."
+        return self.max_wall_minutes-(self.wall_before_s+self.wall_s)/60
     def check(self):
         "Raise OverBudget with both numbers where a limit is crossed."
         minutes,hours = (self.wall_before_s+self.wall_s)/60, self.gpu_before_h+self.gpu_h
         if minutes>self.max_wall_minutes: raise OverBudget(f'{minutes:.4g} of {self.max_wall_minutes:g} wall minutes are spent')
         if self.max_gpu_hours and hours>self.max_gpu_hours: raise OverBudget(f'{hours:.4g} of {self.max_gpu_hours:g} GPU hours are spent')
 
-def meter(study, arm, gpus:int, runs_dir=None) -> Meter: # For the next attempt of the arm
+# %% ../nbs/10b_budget.ipynb #9d28cce3
+def meter(
+    study, # A Study
+    arm, # An arm of it, or a control: each kind has the budget to itself
+    gpus:int, # In use by the arm; 0: none is counted
+    runs_dir=None, # Folder of all studies
+) -> Meter: # For the next attempt of the arm
     "A meter that knows what the study has spent."
     before = spent(study, runs_dir, getattr(arm, 'control', False)).values()
     b = study.spec.budget

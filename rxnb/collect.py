@@ -60,17 +60,17 @@ def critic_values(
         critic.learn(prompts, rewards)
     return np.concatenate(out)
 
-# %% ../nbs/13b_collect.ipynb #6a4c6c0a
+# %% ../nbs/13b_collect.ipynb #ba0ba57e
 def pick_problems(
     task:str, # Of `rxnb.tasks`
-    split:str,
+    split:str, # Of the task
     prompts:int, # At most so many: the first of the shared order
     seed:int, # Of the order
     spec, # Prompt, grader, max_seq_len
     max_tokens:int, # Of an answer
-    tokenizer,
+    tokenizer, # Of the endpoint's model
     families=None, # Of arith; None: all
-    data_dir=None,
+    data_dir=None, # As in `load_task`
 ) -> tuple: # (problems, how many of the split were left out as unreadable or too long)
     "Problems whose gold the grader reads and whose prompt leaves room for the answer; raises ValueError where none is left."
     every = [p for p in load_task(task, split, data_dir) if not families or p.meta.get('family') in families]
@@ -158,25 +158,27 @@ def collect(
     if path: save_table(t, path)
     return t
 
-# %% ../nbs/13b_collect.ipynb #25af6d86
+# %% ../nbs/13b_collect.ipynb #ffcc34aa
 def main():
     "The command line."
     import argparse
-    a = argparse.ArgumentParser(prog='python -m rxnb.collect', description='Collect a rollout table')
-    a.add_argument('--spec', required=True, help='packaged spec or JSON file: prompt, sampling, grader')
-    a.add_argument('--task', required=True)
-    a.add_argument('--split', required=True)
-    a.add_argument('--out', required=True, help='parquet file')
-    for name,default in dict(m=8, prompts=512, per_step=64, seed=0, chunk=4).items(): a.add_argument('--'+name.replace('_','-'), type=int, default=default)
-    a.add_argument('--name', help='what the table calls the task')
-    a.add_argument('--families', type=lambda x: tuple(x.split(',')), help='of arith, separated by commas')
-    a.add_argument('--base-model', help="instead of the spec's, and without its warm start")
-    a.add_argument('--base-url', help='endpoint; $TINKER_BASE_URL or the embedded backend if left out')
-    a.add_argument('--max-tokens', type=int, help="instead of the spec's")
-    a.add_argument('--runs-dir', help='folder of all studies: where a warm start is looked for, or run under the seal of its study')
-    a.add_argument('--no-hidden', action='store_true', help='without mean hidden states')
-    a.add_argument('--critic-lr', type=float, help='learning rate of a critic that answers beside it; no critic if left out')
-    a.add_argument('--critic', default=r'\nIs the answer right? |Yes|No', help='its question and two answers of one token, separated by |')
+    a = argparse.ArgumentParser(prog='python -m rxnb.collect', description='Collect a rollout table: several graded samples of each of many prompts')
+    a.add_argument('--spec', required=True, help='packaged spec or JSON file: prompt, sampling, grader, warm start')
+    a.add_argument('--task', required=True, help='arith, gsm8k, svamp, asdiv, mawps, math500 or aqua')
+    a.add_argument('--split', required=True, help='of the task, or rows of it: train[4352:]')
+    a.add_argument('--out', required=True, help='parquet file; it is written as the table grows')
+    counts = dict(m=(8, 'samples of each prompt'), prompts=(512, 'prompts at most: the first of the shared order'), per_step=(64, 'prompts of a step'),
+        seed=(0, 'of the order of the prompts, the samples and the critic'), chunk=(4, 'steps that are sampled at once'))
+    for name,(default,what) in counts.items(): a.add_argument('--'+name.replace('_','-'), type=int, default=default, help=f'{what} (default: %(default)s)')
+    a.add_argument('--name', help='what the table calls the task (default: its own name)')
+    a.add_argument('--families', type=lambda x: tuple(x.split(',')), help='of arith, separated by commas (default: all)')
+    a.add_argument('--base-model', help="instead of the spec's, and without its warm start (default: the spec's)")
+    a.add_argument('--base-url', help='endpoint (default: $TINKER_BASE_URL, or the embedded backend)')
+    a.add_argument('--max-tokens', type=int, help="of an answer (default: the spec's)")
+    a.add_argument('--runs-dir', help='folder of all studies: where a warm start is looked for, or run under the seal of its study (default: $RXNB_RUNS_DIR, or runs)')
+    a.add_argument('--no-hidden', action='store_true', help='without mean hidden states (default: with them, where the endpoint has them)')
+    a.add_argument('--critic-lr', type=float, help='learning rate of a critic that answers beside it (default: no critic)')
+    a.add_argument('--critic', default=r'\nIs the answer right? |Yes|No', help='its question and two answers of one token, separated by | (default: %(default)s)')
     o = a.parse_args()
     question = o.critic.replace(r'\n','\n').split('|')
     if len(question)!=3: a.error(f'--critic {o.critic!r} is not a question and two answers, separated by |')

@@ -34,10 +34,10 @@ def critic_question(
     if ids[yes]==ids[no]: raise ValueError(f'the answers {yes!r} and {no!r} are the same token')
     return Question(ids[suffix], ids[yes][0], ids[no][0])
 
-# %% ../nbs/11a_critic.ipynb #b5410d91
+# %% ../nbs/11a_critic.ipynb #58b667d9
 def critic_datums(
     prompt_tokens, # Token ids of the rendered prompt
-    question:Question,
+    question:Question, # Its suffix follows the prompt; the answer comes after that
     yes:float, # Weight of the first answer
     no:float, # Of the second
     pairs:bool, # 2-D targets?
@@ -60,7 +60,7 @@ def answer_logps(
     if not np.isfinite(last).all(): raise FloatingPointError('the critic gave a log-probability that is not finite')
     return last
 
-# %% ../nbs/11a_critic.ipynb #ef85cb7a
+# %% ../nbs/11a_critic.ipynb #55bffa83
 class TrainedCritic:
     "Predicts the reward of a prompt, and learns from rollouts; `infer_s` and `train_s` are the seconds of the last call of each."
     def __init__(self,
@@ -71,8 +71,8 @@ class TrainedCritic:
         lr:float, # Learning rate, constant: > 0
         updates:int, # Optimizer steps on the rollouts of one step: >= 1
         suffix:str, # As in `critic_question`
-        yes:str,
-        no:str,
+        yes:str, # One token: the answer whose probability is the value
+        no:str, # Another
     ):
         self.client,self.optimizer,self.lr,self.updates = client, optimizer, lr, updates
         self.question,self.infer_s,self.train_s = critic_question(tokenizer, suffix, yes, no), 0., 0.
@@ -117,7 +117,7 @@ def _learn(self,
 
 TrainedCritic.predict,TrainedCritic.learn = _predict,_learn
 
-# %% ../nbs/11a_critic.ipynb #85e6330c
+# %% ../nbs/11a_critic.ipynb #22e81927
 def open_critic(
     service, # A tinker ServiceClient
     base_model:str, # As the endpoint knows it
@@ -133,7 +133,7 @@ def open_critic(
     return TrainedCritic(client, client.get_tokenizer(), optimizer, **params)
 
 def save_critic(
-    critic:TrainedCritic,
+    critic:TrainedCritic, # As `open_critic` returns it
     name:str, # Of the checkpoint
 ) -> str: # Path for `open_critic`
     "Save weights and optimizer of a critic on the endpoint."

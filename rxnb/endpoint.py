@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 import numpy as np
 
-# %% ../nbs/08a_endpoint.ipynb #9dc3a5e4
+# %% ../nbs/08a_endpoint.ipynb #de966b2b
 OUTCOMES = {True: 'passed', False: '**failed**', None: 'not supported'}
 
 @dataclass(frozen=True)
@@ -29,9 +29,13 @@ class Check:
 class Checks(list):
     "Checks, shown as a table."
     @property
-    def ok(self) -> bool: return all(c.ok is not False for c in self)
+    def ok(self) -> bool:
+        "Has none failed? What is not supported is no failure."
+        return all(c.ok is not False for c in self)
     @property
-    def failed(self) -> list: return [c.name for c in self if c.ok is False]
+    def failed(self) -> list:
+        "Names of those that failed."
+        return [c.name for c in self if c.ok is False]
     def _repr_markdown_(self):
         clean = lambda s: ' '.join(s.split()).replace('|', '\\|')
         return '| check | outcome | measured |\n|---|---|---|\n'+'\n'.join(f'| {c.name} | {OUTCOMES[c.ok]} | {clean(c.detail)} |' for c in self)
@@ -43,7 +47,7 @@ def resolve(
     "What a future brings, or `x` itself."
     return x.result() if hasattr(x, 'result') else x
 
-# %% ../nbs/08a_endpoint.ipynb #4421ecd9
+# %% ../nbs/08a_endpoint.ipynb #1ab8873e
 PROMPT = list(range(40, 60))   # token ids that every vocabulary has
 TTL_S = 3600                   # how long checkpoints of a report live: the shortest that hosted Tinker takes
 
@@ -54,23 +58,31 @@ def wait(
     "A result; raises TimeoutError where the endpoint does not give one."
     return future.result(timeout=seconds)
 
-def text(ids):
+def text(
+    ids,   # whole numbers
+):         # a tinker ModelInput
     "Token ids as the SDK takes them."
     from tinker import types
     return types.ModelInput.from_ints([int(i) for i in ids])
 
-def datum(tokens, **inputs):
+def datum(
+    tokens,     # ids [N+1]
+    **inputs,   # loss inputs by name, sent as float32: [N], or [N,K] beside `target_tokens` of that shape
+):              # a tinker Datum of N tokens
     "A datum that predicts `tokens[1:]`, or the targets given."
     from tinker import types
     targets = inputs.pop('target_tokens', np.array(tokens[1:], np.int64))
     return types.Datum(model_input=text(tokens[:-1]), loss_fn_inputs=dict(target_tokens=targets, **{k: np.asarray(v, np.float32) for k,v in inputs.items()}))
 
-def adam(lr:float, eps:float=1e-8):
+def adam(
+    lr:float,         # learning rate
+    eps:float=1e-8,   # a large one makes the step proportional to the gradient
+):                    # tinker AdamParams, without weight decay and clipping
     "Every optimizer field, written out."
     from tinker import types
     return types.AdamParams(learning_rate=lr, beta1=.9, beta2=.95, eps=eps, weight_decay=0., grad_clip_norm=0.)
 
-# %% ../nbs/08a_endpoint.ipynb #9df7cbd4
+# %% ../nbs/08a_endpoint.ipynb #843c3227
 @dataclass
 class Subject:
     "An endpoint under examination."
@@ -88,26 +100,45 @@ class Subject:
         "A client at the saved state, with a new optimizer."
         return resolve(self.service.create_training_client_from_state(self.state))
 
-    def weighted(self, scale=1.) -> list:
+    def weighted(self,
+        scale=1.,   # of all weights
+    ) -> list:      # one datum a rollout
         "Cross-entropy datums whose weights differ from token to token, and have both signs."
         return [datum(PROMPT+t, weights=scale*np.cos(np.arange(len(PROMPT)+len(t)-1)+i)) for i,(t,_) in enumerate(self.rolls)]
 
-    def rl(self, advantages=None) -> list:
+    def rl(self,
+        advantages=None,   # one number a rollout; None: 1 and -0.5 by turns
+    ) -> list:             # one datum a rollout
         "Importance-sampling datums; advantages of both signs unless given."
         pre,A = len(PROMPT)-1,[(1.,-.5)[i%2] for i in range(len(self.rolls))] if advantages is None else advantages
         return [datum(PROMPT+t, logprobs=[0.]*pre+q, advantages=[0.]*pre+[a]*len(t)) for a,(t,q) in zip(A, self.rolls)]
 
-# %% ../nbs/08a_endpoint.ipynb #be763e7c
-def draw(sampler, n=8, tokens=12, seed=None, temperature=1., prompt=PROMPT, **more):
+# %% ../nbs/08a_endpoint.ipynb #e1ffa0f9
+def draw(
+    sampler,          # a tinker SamplingClient
+    n=8,              # samples
+    tokens=12,        # length of each
+    seed=None,        # None: the endpoint's choice
+    temperature=1.,   # 0: greedy
+    prompt=PROMPT,    # token ids
+    **more,           # other arguments of the client's `sample`
+):
     "A future of a sampling response; the end of the sequence does not end it."
     from tinker import types
     return sampler.sample(text(prompt), n, types.SamplingParams(max_tokens=tokens, temperature=temperature, seed=seed, stop=[]), **more)
 
-def sequences(response) -> list:
+def sequences(
+    response,   # what a future of `draw` brought
+) -> list:      # (token ids, log-probabilities in nats) by sample
     "Tokens and log-probabilities of each sequence."
     return [([int(t) for t in s.tokens], [float(x) for x in s.logprobs]) for s in response.sequences]
 
-def subject(service, base_model:str, rank:int=8) -> Subject:
+# %% ../nbs/08a_endpoint.ipynb #21683186
+def subject(
+    service,          # a tinker ServiceClient
+    base_model:str,   # as the endpoint names it
+    rank:int=8,       # of the adapter
+) -> Subject:
     "Train one step, save, sample; raises what the SDK raises."
     client = resolve(service.create_lora_training_client(base_model=base_model, rank=rank, seed=0))
     wait(client.forward_backward([datum(PROMPT, weights=np.ones(len(PROMPT)-1))], 'cross_entropy'))
@@ -117,23 +148,33 @@ def subject(service, base_model:str, rank:int=8) -> Subject:
     sampler = resolve(service.create_sampling_client(model_path=path))
     return Subject(service, client, stamp, state, path, sampler, sequences(wait(draw(sampler, seed=1))))
 
-def trainer_logps(client, sequences_:list) -> np.ndarray:
+def trainer_logps(
+    client,             # a tinker TrainingClient
+    sequences_:list,    # token ids of each, two or more
+) -> np.ndarray:        # float64, all but the first token of each, nats
     "The trainer's log-probabilities of token sequences, end to end, without a gradient."
     out = wait(client.forward([datum(s, weights=np.zeros(len(s)-1)) for s in sequences_], 'cross_entropy')).loss_fn_outputs
     return np.concatenate([o['logprobs'].to_numpy() for o in out]).astype(float)
 
-# %% ../nbs/08a_endpoint.ipynb #17872fb6
+# %% ../nbs/08a_endpoint.ipynb #2ebf7d19
 EPS = 100.   # far above any entry of a gradient
 
-def effect(s:Subject, *submits) -> np.ndarray:
-    "Change of the log-probabilities of the rollouts, in nats, by one step on what `submits` (client -> future) leave."
+def effect(
+    s:Subject,    # calibrated
+    *submits,     # client -> future, one after the other; their gradients add up
+) -> np.ndarray:  # nats, token by token, prompts included, rollouts end to end
+    "Change of the log-probabilities of the rollouts by one step from the saved state."
     client,full = s.fresh(),[PROMPT+t for t,_ in s.rolls]
     before = trainer_logps(client, full)
     for f in submits: wait(f(client))
     wait(client.optim_step(adam(s.lr, EPS)))
     return trainer_logps(client, full)-before
 
-def calibrate(s:Subject, wanted:float=.3, tries:int=6):
+def calibrate(
+    s:Subject,         # its `lr` is set
+    wanted:float=.3,   # largest change of a log-probability by a step, nats; from a third to three times of it will do
+    tries:int=6,       # steps that are tried
+):
     "Find the learning rate at which a step changes a log-probability by about `wanted` nats; raises ValueError where none does."
     s.lr = EPS*1e-4
     for _ in range(tries):
@@ -142,15 +183,21 @@ def calibrate(s:Subject, wanted:float=.3, tries:int=6):
         s.lr *= wanted/size if size>1e-4 else 100
     raise ValueError(f'no learning rate moves a log-probability by {wanted} nats: the last, {s.lr:g}, by {size:g}')
 
-def apart(a, b) -> float:
+def apart(
+    a,       # an effect, as of `effect`
+    b,       # another, not 0
+) -> float:  # 0 and up
     "Distance of two effects, relative to the second."
     return float(np.linalg.norm(a-b)/np.linalg.norm(b))
 
-# %% ../nbs/08a_endpoint.ipynb #3b31bd3e
+# %% ../nbs/08a_endpoint.ipynb #ac5e7006
 CHECKS = {}
 OPTIONAL = set()   # a refusal of these is no failure
 
-def check(name:str, optional:bool=False):
+def check(
+    name:str,              # in the report
+    optional:bool=False,   # may an endpoint refuse it, as not supported?
+):
     "Register a check: a function (subject) -> (ok, detail)."
     def register(f):
         CHECKS[name] = f
@@ -158,17 +205,25 @@ def check(name:str, optional:bool=False):
         return f
     return register
 
-def at_most(value:float, limit:float, what:str) -> tuple:
+def at_most(
+    value:float,   # what was measured; not finite: failed
+    limit:float,   # the largest that passes
+    what:str,      # put before the number in the report
+) -> tuple:        # (passed, words)
     "Passed where a finite value is no larger than its limit."
     return bool(np.isfinite(value) and value<=limit),f'{what} {value:.2g}, at most {limit:.2g}'
 
-def both(*results) -> tuple:
+def both(
+    *results,   # (passed, words) each
+) -> tuple:     # (all passed, words of all)
     "Several outcomes as one."
     return all(ok for ok,_ in results),'; '.join(d for _,d in results)
 
-# %% ../nbs/08a_endpoint.ipynb #f58f8ba7
+# %% ../nbs/08a_endpoint.ipynb #bcb9f2ed
 @check('on-policy ratio')
-def on_policy(s:Subject) -> tuple:
+def on_policy(
+    s:Subject,   # its rollouts are scored by a fresh client
+) -> tuple:      # (passed, what was measured)
     "Trainer and sampler log-probabilities of sampled tokens agree, and the loss uses the ones it was sent."
     client,pre = s.fresh(),len(PROMPT)-1
     out = wait(client.forward(s.rl(), 'importance_sampling'))
@@ -180,19 +235,24 @@ def on_policy(s:Subject) -> tuple:
     want = -sum(np.exp(a-b-.5).sum() for a,b in zip(p, q))
     return both(at_most(gap.mean(), .05, f'log ratio of {len(gap)} tokens, mean of absolute values'), at_most(abs(got-want)/abs(want), .02, f'loss {got:.5g} against {want:.5g}, relatively'))
 
+# %% ../nbs/08a_endpoint.ipynb #3c40b690
 @check('prompt log-probabilities')
-def prompt_logprobs(s:Subject) -> tuple:
+def prompt_logprobs(
+    s:Subject,   # its sampler is asked about the prompt and the first rollout
+) -> tuple:      # (passed, what was measured)
     "The sampler's log-probabilities of a prompt are the trainer's, position by position."
     full = PROMPT+s.rolls[0][0]
     got = wait(s.sampler.compute_logprobs(text(full)))
     if len(got)!=len(full) or got[0] is not None: return False,f'{len(got)} values for {len(full)} tokens, the first {got[0]}; the first token has none'
     return at_most(np.abs(np.array(got[1:], float)-trainer_logps(s.fresh(), [full])).mean(), .05, f'apart from the trainer over {len(full)-1} positions, mean')
 
-# %% ../nbs/08a_endpoint.ipynb #5eb4d07c
+# %% ../nbs/08a_endpoint.ipynb #a986823f
 def _ce(data): return lambda c: c.forward_backward(data, 'cross_entropy')
 
 @check('sum reduction')
-def sum_reduction(s:Subject) -> tuple:
+def sum_reduction(
+    s:Subject,   # calibrated
+) -> tuple:      # (passed, what was measured)
     "Loss and gradient are sums over tokens and datums."
     data = s.weighted()
     out = wait(s.fresh().forward(data, 'cross_entropy'))
@@ -203,7 +263,9 @@ def sum_reduction(s:Subject) -> tuple:
         at_most(apart(twice, 2*once), .2, 'effect of the data twice against twice the effect,'))
 
 @check('weights as given')
-def weights_as_given(s:Subject) -> tuple:
+def weights_as_given(
+    s:Subject,   # calibrated
+) -> tuple:      # (passed, what was measured)
     "Twice the weights is twice the loss and twice the effect."
     c = s.fresh()
     a,b = (float(wait(c.forward(s.weighted(k), 'cross_entropy')).metrics['loss:sum']) for k in (1., 2.))
@@ -211,13 +273,17 @@ def weights_as_given(s:Subject) -> tuple:
     return both(at_most(abs(b-2*a)/abs(2*a), .02, f'loss {b:.5g} against twice {a:.5g}, relatively'), at_most(apart(twice, 2*once), .2, 'effect of twice the weights against twice the effect,'))
 
 @check('split invariance')
-def split_invariance(s:Subject) -> tuple:
+def split_invariance(
+    s:Subject,   # calibrated
+) -> tuple:      # (passed, what was measured)
     "Eight datums at once, four and four, one and seven: one gradient."
     d = s.weighted(); whole = effect(s, _ce(d))
     return both(*[at_most(apart(effect(s, _ce(d[:n]), _ce(d[n:])), whole), .1, f'{n} and {len(d)-n} against {len(d)} at once:') for n in (4, 1)])
 
-# %% ../nbs/08a_endpoint.ipynb #49e38370
-def is_loss(sides:list):
+# %% ../nbs/08a_endpoint.ipynb #f33591dd
+def is_loss(
+    sides:list,   # (sampler log-probabilities, advantages) of each datum, arrays [N]
+):                # (data, log-probabilities) -> (loss, metrics), for `forward_backward_custom`
     "Importance sampling as a custom loss: (q, A) of each datum in a closure."
     def loss(data, logps):
         import torch
@@ -226,7 +292,9 @@ def is_loss(sides:list):
     return loss
 
 @check('custom loss = built-in loss', optional=True)
-def custom_is_built_in(s:Subject) -> tuple:
+def custom_is_built_in(
+    s:Subject,   # calibrated
+) -> tuple:      # (passed, what was measured)
     "Importance sampling by `forward_backward_custom` and by the endpoint."
     rl = s.rl(); sides = [(d.loss_fn_inputs['logprobs'].to_numpy(), d.loss_fn_inputs['advantages'].to_numpy()) for d in rl]
     bare,losses = [datum(PROMPT+t) for t,_ in s.rolls],[]
@@ -239,10 +307,17 @@ def custom_is_built_in(s:Subject) -> tuple:
 
 class Done:
     "A future that has its result."
-    def result(self, timeout=None): return None
+    def result(self,
+        timeout=None,   # unused: nothing is waited for
+    ):
+        "None, at once."
+        return None
 
+# %% ../nbs/08a_endpoint.ipynb #22d1c9fa
 @check('2-D targets', optional=True)
-def two_targets(s:Subject) -> tuple:
+def two_targets(
+    s:Subject,   # its first rollout is scored by a fresh client
+) -> tuple:      # (passed, what was measured)
     "Targets [N, 3] give log-probabilities [N, 3], those of each column alone."
     full = PROMPT+s.rolls[0][0]; columns = np.stack([np.array(full[1:]), *(np.roll(full[1:], k) for k in (1, 2))], 1)
     c = s.fresh(); ask = lambda t: wait(c.forward([datum(full, target_tokens=np.ascontiguousarray(t, np.int64), weights=np.zeros(t.shape))], 'cross_entropy')).loss_fn_outputs[0]['logprobs'].to_numpy()
@@ -250,13 +325,15 @@ def two_targets(s:Subject) -> tuple:
     if two.shape!=columns.shape: return False,f'targets {list(columns.shape)} gave log-probabilities {list(two.shape)}'
     return at_most(np.abs(two-np.stack([ask(columns[:,k]) for k in range(3)], 1)).mean(), .05, 'apart from each column alone, mean')
 
-# %% ../nbs/08a_endpoint.ipynb #d5fdde21
+# %% ../nbs/08a_endpoint.ipynb #6ba27a90
 K = 4   # steps that the old sampler is behind
 
 def _look(sampler, s): return np.array(wait(sampler.compute_logprobs(text(PROMPT+s.rolls[0][0])))[1:], float)
 
-def move(s:Subject) -> tuple:
-    "Take K steps, each with a named sampler, once: what the sampler said before, and how far the trainer moved, mean in nats."
+def move(
+    s:Subject,   # its client takes the steps, the first time
+) -> tuple:      # (what the sampler said before, nats by token; how far the trainer moved, mean in nats)
+    "Take K steps, each with a named sampler, once."
     if s.moved: return s.moved
     full = PROMPT+s.rolls[0][0]; old,mine = _look(s.sampler, s),trainer_logps(s.client, [full])
     for v in range(K):
@@ -272,19 +349,26 @@ def _unmoved(s, sampler, what):
     return at_most(np.abs(_look(sampler, s)-old).mean(), .1*far, f'{what} moved while the trainer moved by {far:.2g} nats:')
 
 @check('frozen named sampler')
-def frozen(s:Subject) -> tuple:
+def frozen(
+    s:Subject,   # moved first, see `move`
+) -> tuple:      # (passed, what was measured)
     "A named sampler stands still while its model learns."
     return _unmoved(s, s.sampler, 'the sampler')
 
 @check('old sampler after k steps')
-def old_sampler(s:Subject) -> tuple:
+def old_sampler(
+    s:Subject,   # moved first, see `move`
+) -> tuple:      # (passed, what was measured)
     "The path of an old sampler still opens, and what it opens is that sampler."
     move(s)
     return _unmoved(s, resolve(s.service.create_sampling_client(model_path=s.path)), f'the sampler of {K} steps ago, opened anew,')
 
-# %% ../nbs/08a_endpoint.ipynb #48fbc76b
+# %% ../nbs/08a_endpoint.ipynb #64b21f30
 @check('alternative tokens', optional=True)
-def alternative_tokens(s:Subject, k:int=8) -> tuple:
+def alternative_tokens(
+    s:Subject,   # its sampler draws over the prompt and the first rollout
+    k:int=8,     # tokens at each position
+) -> tuple:      # (passed, what was measured)
     "`prompt_alt_tokens_k` gives tokens at every position that differ from draw to draw, with the trainer's log-probabilities."
     full = PROMPT+s.rolls[0][0]; ask = lambda seed: wait(draw(s.sampler, 1, 1, seed, prompt=full, prompt_alt_tokens_k=k)).prompt_alt_tokens
     alt,other = ask(1),ask(2); ids,logps = alt.tokens.to_numpy(),alt.logprobs.to_numpy()
@@ -294,13 +378,17 @@ def alternative_tokens(s:Subject, k:int=8) -> tuple:
     return at_most(np.abs(logps-np.stack([score(ids[:,j]) for j in range(k)], 1)).mean(), .05, f'{ids.size} log-probabilities apart from the trainer, mean')
 
 @check('different samples')
-def different_samples(s:Subject) -> tuple:
+def different_samples(
+    s:Subject,   # its sampler is asked twice, without a seed
+) -> tuple:      # (passed, what was measured)
     "Samples of one request differ, and so do requests without a seed."
     many = {tuple(t) for t,_ in sequences(wait(draw(s.sampler, 8, 24)))}; again = {tuple(t) for t,_ in sequences(wait(draw(s.sampler, 8, 24)))}
     return len(many)>1 and many!=again,f'{len(many)} different ones of 8; {len(many & again)} of them in a second request'
 
 @check('seed behaviour', optional=True)
-def seeds(s:Subject) -> tuple:
+def seeds(
+    s:Subject,   # its sampler is asked with seeds
+) -> tuple:      # (True, None where a seed does not repeat, or False; words)
     "Does a seed repeat, alone and in company? Another seed must be another draw."
     ask = lambda seed: draw(s.sampler, 2, 24, seed); got = lambda f: [t for t,_ in sequences(wait(f))]
     one,two,other = got(ask(5)),got(ask(5)),got(ask(6)); crowd = [ask(i) for i in range(16)]; among = [got(f) for f in crowd][5]
@@ -308,8 +396,11 @@ def seeds(s:Subject) -> tuple:
     if one!=two: return None,'a seed does not repeat: rely on none'
     return (True,'repeats, alone and among 16 requests') if among==one else (None,'repeats alone, not among 16 requests: rely on none')
 
-# %% ../nbs/08a_endpoint.ipynb #e45ec218
-def refusal(submit:Callable, seconds:float=60) -> str | None:
+# %% ../nbs/08a_endpoint.ipynb #3807d828
+def refusal(
+    submit:Callable,     # () -> future
+    seconds:float=60,    # longest wait for its result
+) -> str | None:
     "How an endpoint refuses: the class of the error, or None where it does not refuse. Raises what is no refusal of the caller."
     import tinker
     try: wait(submit(), seconds)
@@ -320,22 +411,29 @@ def refusal(submit:Callable, seconds:float=60) -> str | None:
         if str(e.category).lower().rsplit('.')[-1]!='user': raise ValueError(f'refused as an error of the server: {e}') from e
         return type(e).__name__
 
-def refuses(s:Subject, submits:dict) -> tuple:
+def refuses(
+    s:Subject,       # not touched: the mistakes are submitted by what is in `submits`
+    submits:dict,    # what is wrong -> () -> future
+) -> tuple:          # (passed, the errors by name, or what was taken)
     "All of these are refused as mistakes of the caller, and the client still works."
     said = {what: refusal(f) for what,f in submits.items()}
     taken = [w for w,r in said.items() if r is None]
     return not taken,f'taken: {", ".join(taken)}' if taken else ', '.join(f'{w}: {r}' for w,r in said.items())
 
 @check('missing inputs are refused')
-def missing_inputs(s:Subject) -> tuple:
+def missing_inputs(
+    s:Subject,   # a fresh client of it makes the mistakes
+) -> tuple:      # (passed, what was measured)
     "A loss without one of its inputs is an error."
     c = s.fresh(); pre = len(PROMPT)-1; tokens,q = s.rolls[0]; full = PROMPT+tokens
     inputs = dict(logprobs=[0.]*pre+q, advantages=[0.]*pre+[1.]*len(q))
     return refuses(s, {f'importance_sampling without {k}': lambda k=k: c.forward_backward([datum(full, **{n: v for n,v in inputs.items() if n!=k})], 'importance_sampling') for k in inputs})
 
-# %% ../nbs/08a_endpoint.ipynb #2049590b
+# %% ../nbs/08a_endpoint.ipynb #227b5d9e
 @check('error forms')
-def error_forms(s:Subject) -> tuple:
+def error_forms(
+    s:Subject,   # a fresh client of it makes the mistakes
+) -> tuple:      # (passed, what was measured)
     "Mistakes are errors of the caller, and the client goes on after them."
     c,good = s.fresh(),s.weighted()[:1]; tokens = PROMPT[:4]
     opened = lambda path: lambda: draw(resolve(s.service.create_sampling_client(model_path=path)), 1, 1)
@@ -346,19 +444,25 @@ def error_forms(s:Subject) -> tuple:
     loss = wait(c.forward(good, 'cross_entropy')).metrics['loss:sum']
     return both(out, (bool(np.isfinite(loss)), 'the client goes on'))
 
-# %% ../nbs/08a_endpoint.ipynb #60a7828d
+# %% ../nbs/08a_endpoint.ipynb #b5b0a354
 @check('gradient norm', optional=True)
-def gradient_norm(s:Subject) -> tuple:
+def gradient_norm(
+    s:Subject,   # a fresh client of it takes a step of size 0
+) -> tuple:      # (passed, or None where it is not told; words)
     "`optim_step` tells the norm of the gradient before clipping."
     c = s.fresh(); wait(c.forward_backward(s.weighted(), 'cross_entropy'))
     m = wait(c.optim_step(adam(0.))).metrics or {}
     norm = m.get('unclipped_grad_l2:mean')
     return (None,f'not told; metrics: {", ".join(sorted(m)) or "none"}') if norm is None else (bool(np.isfinite(norm) and norm>0),f'{norm:.4g}')
 
-# %% ../nbs/08a_endpoint.ipynb #87cb9cb7
+# %% ../nbs/08a_endpoint.ipynb #d76c97c0
 LAST = ('frozen named sampler', 'old sampler after k steps')
 
-def carried_out(name:str, f:Callable, s) -> Check:
+def carried_out(
+    name:str,     # of the check
+    f:Callable,   # subject -> (ok, words)
+    s,            # a Subject; None: while there is none yet
+) -> Check:       # failed where `f` raises; not supported where the check is optional and the endpoint refuses it
     "The outcome of one check, whatever happens in it."
     import tinker
     try: ok,detail = f(s)

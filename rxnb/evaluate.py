@@ -61,7 +61,7 @@ def greedy_rows(
             rows.append(_row(p, f.result(), tokenizer, grader, len(tries)))
         yield rows
 
-# %% ../nbs/15_evaluate.ipynb #cc673a39
+# %% ../nbs/15_evaluate.ipynb #9b045b7a
 @dataclass(frozen=True)
 class Flips:
     "How much two evaluations of one checkpoint differ."
@@ -69,7 +69,9 @@ class Flips:
     text: int # Items whose text differs
     grade: int # Items whose grade differs
     @property
-    def rate(self): return self.grade/self.n, self.text/self.n
+    def rate(self):
+        "Share of items whose grade differs, and whose text does."
+        return self.grade/self.n, self.text/self.n
     def __str__(self): return f'{self.text} of {self.n} items have another text when they are evaluated again, {self.grade} another grade'
 
 def flips(

@@ -21,7 +21,7 @@ from .kernels import kernel_baseline, prompt_features
 from .records import append_rows, completed, read_rows, study_dir
 from .rollouts import sample_rollouts
 
-# %% ../nbs/12_gates.ipynb #1447b312
+# %% ../nbs/12_gates.ipynb #431f3f7e
 @dataclass(frozen=True)
 class Seen:
     "What a pilot showed: a number, a text, a list of them, or nothing."
@@ -40,9 +40,13 @@ class Gate:
 class Gates(list):
     "Every check of a pilot."
     @property
-    def passed(self) -> bool: return all(g.passed for g in self)
+    def passed(self) -> bool:
+        "Has every check passed?"
+        return all(g.passed for g in self)
     @property
-    def failed(self) -> list: return [g.metric for g in self if not g.passed]
+    def failed(self) -> list:
+        "Names of the checks that did not pass."
+        return [g.metric for g in self if not g.passed]
     def _repr_markdown_(self):
         show = lambda v: 'undefined' if v is None else f'{v:.4g}' if isinstance(v, float) else ', '.join(map(show, v)) if isinstance(v, (list,tuple)) else str(v)
         bound = lambda b: '; '.join(f'{k.replace("_"," ")} {show(v)}' for k,v in b.items())
@@ -121,13 +125,13 @@ def truncation_fraction(
     tails = ', '.join(f'{k.removesuffix("_nats")} {max(r[k] for r in rows):+.3g}' for k in LOG_RATIO)
     return Seen(sum(r['loss_ratio_above_2_frac']*r['loss_tokens'] for r in rows)/n, f'{covered}, {n} tokens; largest of a step in nats: {tails}')
 
-# %% ../nbs/12_gates.ipynb #e40da69e
+# %% ../nbs/12_gates.ipynb #def6c13b
 def replay_advantages(
     rollouts, # Rows of the rollouts, in the order of the steps
     name:str, # Of an advantage estimator that needs no side data
     params:dict, # Its parameters
 ) -> np.ndarray: # [B] over all steps
-    "Advantages of the recorded rewards under an estimator, step by step."
+    "Advantages of the recorded rewards under an estimator, step by step; raises ValueError for one that needs side data."
     est,by_step = estimator(name, **params),defaultdict(list)
     if est.needs: raise ValueError(f'{name} needs {est.needs}, which the rows do not hold as it wants them')
     for r in rollouts: by_step[r['step']].append(r)
@@ -202,7 +206,7 @@ def truncated_everywhere(
     n = sum(r['rollouts'] for r in steps)
     return Seen(sum(r['truncated_frac']*r['rollouts'] for r in steps)/n, f'{n} completions') if n else Seen(None, 'no rows')
 
-# %% ../nbs/12_gates.ipynb #447673ca
+# %% ../nbs/12_gates.ipynb #ff63bcee
 def kernel_neighbours(
     rollouts, # Rows of the rollouts, in the order of the steps
     window:int, # Rollouts in the window
@@ -220,7 +224,13 @@ def kernel_neighbours(
         out.append(k.n_eff_N[-len(rows):])
     return np.concatenate(out)
 
-def neighbours_p10(rollouts, window:int, bandwidth:float, min_mass:float, span=(0, math.inf)) -> Seen:
+def neighbours_p10(
+    rollouts, # Rows of the rollouts, in the order of the steps
+    window:int, # Rollouts in the window
+    bandwidth:float, # Of the Gaussian kernel
+    min_mass:float, # Below it the mean of the others stands in
+    span=(0, math.inf), # (first, last) step that counts
+) -> Seen: # >= 0
     "Tenth percentile of the effective neighbours of the rollouts of a span; the window reaches back before it."
     n = kernel_neighbours(rollouts, window, bandwidth, min_mass)[np.array([span[0]<=r['step']<=span[1] for r in rollouts], bool)] if rollouts else []
     return Seen(float(np.quantile(n, .1)), f'{len(n)} rollouts, bandwidth {bandwidth:g}') if len(n) else Seen(None, 'no rollouts')
@@ -261,7 +271,7 @@ def baseline_correlation(
         if np.ptp(x)==0: return Seen(None, f'the {name} is constant ({x[0]:g}) over {len(latest)} prompts')
     return Seen(float(np.corrcoef(b, m)[0,1]), f'{len(latest)} prompts')
 
-# %% ../nbs/12_gates.ipynb #2ffaace7
+# %% ../nbs/12_gates.ipynb #0a7dc190
 @dataclass(frozen=True)
 class Pilot:
     "The rows of one arm's pilot."
@@ -271,7 +281,10 @@ class Pilot:
     manifest: dict
     folder: str # Where they lie, such as gs1_kernel/pilot_1
 
-def read_pilots(study, runs_dir=None) -> dict: # Arm -> Pilot, for every arm whose pilot is complete
+def read_pilots(
+    study, # A Study
+    runs_dir=None, # Folder of all studies
+) -> dict: # Arm -> Pilot, for every arm whose pilot is complete
     "Rows of the completed pilots; controls have no part in the gates."
     import json
     out = {}
@@ -282,7 +295,7 @@ def read_pilots(study, runs_dir=None) -> dict: # Arm -> Pilot, for every arm who
         out[a.name] = Pilot(a, read_rows(p/'steps.jsonl'), rollouts.where(rollouts.notna(), None).to_dict('records'), json.loads((p/'manifest.json').read_text(encoding='utf-8')), f'{a.name}/{p.name}')
     return out
 
-# %% ../nbs/12_gates.ipynb #d3517179
+# %% ../nbs/12_gates.ipynb #daaea4af
 @dataclass(frozen=True)
 class Evidence:
     "What all checks of a study are computed from."
@@ -292,14 +305,18 @@ class Evidence:
     train_prefix: str = '' # What the id of every training prompt begins with
     gradients: Seen = Seen(None, 'no gradients were compared') # Cosine of the gradients of two advantages on one batch
 
-    def role(self, name) -> Pilot:
+    def role(self,
+        name, # A key of `roles`, such as treatment
+    ) -> Pilot:
         "The pilot of a role; raises LookupError with the reason where there is none."
         if name not in self.roles: raise LookupError(f'the study maps no arm to the role {name!r}')
         return self._pilot(self.roles[name])
     def _pilot(self, arm):
         if arm not in self.pilots: raise LookupError(f'{arm} has no complete pilot')
         return self.pilots[arm]
-    def lagged(self, lag=None) -> list:
+    def lagged(self,
+        lag=None, # 0, or None: the greatest fixed lag, if it is not 0
+    ) -> list: # Pilots
         "Pilots at lag 0, or at the greatest lag; raises LookupError where there is none."
         at = [p for p in self.pilots.values() if p.arm.lag.kind=='fixed']
         want = lag if lag is not None else max((p.arm.lag.updates for p in at), default=0)
@@ -307,7 +324,7 @@ class Evidence:
         if not found or (lag is None and want==0): raise LookupError(f'no complete pilot {"at lag 0" if lag==0 else "with a lag"}')
         return found
 
-# %% ../nbs/12_gates.ipynb #4a916e6d
+# %% ../nbs/12_gates.ipynb #f8a5c674
 def _worst(seens, pick):
     "The worst of several arms: a value that is undefined before any other."
     if not (seens := [(a,s) for a,s in seens]): return Seen(None, 'no pilot has groups')
@@ -327,7 +344,10 @@ def _kl(e, span):
     of = lambda p: next((r for r in reference if r.arm.advantage==p.arm.advantage), reference[0])
     return _worst([(f'{p.arm.name} over {of(p).arm.name}', kl_ratio(p.steps, of(p).steps, span)) for p in e.lagged()], min)
 
-def replayable(e:Evidence) -> Pilot:
+# %% ../nbs/12_gates.ipynb #52450ecf
+def replayable(
+    e:Evidence, # Of the study
+) -> Pilot: # With groups, and an advantage that the rows can give again
     "The pilot whose advantage is compared with the group mean: of the lagged ones first; raises LookupError where there is none."
     other = [p for p in e.pilots.values() if p.arm.advantage.name!='group_mean' and p.arm.group_size>1 and not estimator(p.arm.advantage.name, **p.arm.advantage.params).needs]
     if not other: raise LookupError('no pilot has groups and an advantage other than group_mean that the rows can give again')
@@ -347,7 +367,7 @@ def _divergence(measure):
         return Seen(s.value, f'{p.arm.name}: {s.what}')
     return f
 
-# %% ../nbs/12_gates.ipynb #8591d8eb
+# %% ../nbs/12_gates.ipynb #33f158fe
 def _neighbours(e, span):
     p = e.role('treatment')
     if p.arm.advantage.name!='kernel': raise LookupError(f'{p.arm.name} has no kernel: its advantage is {p.arm.advantage.name}')
@@ -373,7 +393,7 @@ SPANNED = ('executed_sampler_lag_steps','kl_behavior_current_ratio_lag4_over_lag
 
 def measure(
     metric:str, # A name in `METRICS`
-    evidence:Evidence,
+    evidence:Evidence, # Of the study
     span=None, # (first, last) step that counts, where the check states it
 ) -> Seen:
     "A registered quantity; undefined, with the reason, where the pilots do not hold what it needs. Raises ValueError on an unknown name."
@@ -382,10 +402,10 @@ def measure(
     try: return METRICS[metric](evidence, span)
     except LookupError as e: return Seen(None, str(e)) # rows or arms that are not there are what the check is to report
 
-# %% ../nbs/12_gates.ipynb #9b11569e
+# %% ../nbs/12_gates.ipynb #5e9fe4f6
 def standing(
-    evidence:Evidence
-) -> Gates:
+    evidence:Evidence # Of the study; every pilot of it is looked at
+) -> Gates: # Two checks an arm
     "Checks that hold for every study."
     out = Gates()
     for name,p in evidence.pilots.items():
@@ -398,9 +418,9 @@ def standing(
 
 def evaluate_gates(
     checks, # Registered checks: metric, min, max, one_of, steps
-    evidence:Evidence,
+    evidence:Evidence, # Of the study
 ) -> Gates:
-    "Every registered check, then the standing ones."
+    "Every registered check, then the standing ones; raises ValueError for a check that is not known or states no bound."
     return Gates([against(c.metric, measure(c.metric, evidence, c.steps and tuple(c.steps)), c.min, c.max, c.one_of) for c in checks]) + standing(evidence)
 
 Gates.__add__ = lambda self, other: Gates([*self, *other])
@@ -421,11 +441,11 @@ def calibration_allowed(
     if pilot_steps>calibration.max_pilot_steps: return False, f'a pilot takes {pilot_steps} steps, the calibration may take {calibration.max_pilot_steps}'
     return True, f'{calibration.metric} failed: {calibration.parameter} {calibration.values[0]} -> {calibration.values[1]}'
 
-# %% ../nbs/12_gates.ipynb #48ed0890
+# %% ../nbs/12_gates.ipynb #ed09d56e
 def record_gates(
     study, # A Study
-    gates:Gates,
-    evidence:Evidence,
+    gates:Gates, # Every one becomes a row
+    evidence:Evidence, # What they were computed from: its pilots' folders are named
     runs_dir=None, # Folder of all studies
     **facts # Such as the calibration that was made, and the seconds it took
 ) -> int: # Which round this was, from 1
@@ -437,7 +457,10 @@ def record_gates(
     append_rows(f, [dict(asdict(g), round=n, pilots=[p.folder for p in evidence.pilots.values()], spec_sha256=study.sha256, time_s=time.time(), **facts) for g in gates])
     return n
 
-def read_gates(study, runs_dir=None) -> tuple: # (Gates of the last round or None, rounds)
+def read_gates(
+    study, # A Study
+    runs_dir=None, # Folder of all studies
+) -> tuple: # (Gates of the last round or None, rounds)
     "The last recorded gates; None where no pilot was judged, or the last under another hash."
     f = study_dir(study, runs_dir)/'gates.jsonl'
     rows = read_rows(f) if f.exists() else []

@@ -26,7 +26,7 @@ from .rollouts import request_seed, rollout_features, sample_rollouts, token_col
 from .spec import EXECUTED, canonical_json, lineage
 from .tasks import check_pinned, render, shared_questions
 
-# %% ../nbs/13_preflight.ipynb #6c87dcd2
+# %% ../nbs/13_preflight.ipynb #96cce952
 @dataclass(frozen=True)
 class Line:
     "One thing that was compared."
@@ -43,22 +43,32 @@ class Result:
     lines: tuple # Lines
 
     @property
-    def passed(self) -> bool: return bool(self.lines) and all(l.passed for l in self.lines)
+    def passed(self) -> bool:
+        "Is there a line, and has every one passed?"
+        return bool(self.lines) and all(l.passed for l in self.lines)
     @property
-    def failed(self) -> list: return [l.what for l in self.lines if not l.passed]
+    def failed(self) -> list:
+        "What did not pass, line by line."
+        return [l.what for l in self.lines if not l.passed]
     def _repr_markdown_(self):
         show = lambda v: f'{v:.4g}' if isinstance(v, float) else str(v)
         rows = '\n'.join(f'| {l.what} | {show(l.value)} | {l.limit} | {"passed" if l.passed else "**failed**"} | {l.note} |' for l in self.lines)
         return f'**{self.name}**: {"passed" if self.passed else "failed"}\n\n| | measured | limit | | |\n|---|---|---|---|---|\n{rows}'
 
-def at_most(what:str, value:float, limit:float, note:str='') -> Line:
+# %% ../nbs/13_preflight.ipynb #14e14ec1
+def at_most(
+    what:str, # What is compared
+    value:float, # What was measured; not finite: failed
+    limit:float, # The largest that passes
+    note:str='', # Shown beside it
+) -> Line:
     "A line that passes where a finite value is no larger than its limit."
     return Line(what, value, f'<= {limit:.3g}', bool(math.isfinite(value) and value<=limit), note)
 
-# %% ../nbs/13_preflight.ipynb #9d1a451b
+# %% ../nbs/13_preflight.ipynb #4c643a88
 def record_preflight(
     study, # A Study
-    result:Result,
+    result:Result, # Its name is what it is found by; of several the last counts
     runs_dir=None, # Folder of all studies
 ):
     "Append a result to preflight.json."
@@ -69,7 +79,11 @@ def record_preflight(
     lines = [dict(asdict(l), value=plain(l.value)) for l in result.lines]
     write_json(f, rows+[dict(name=result.name, passed=result.passed, lines=lines, spec_sha256=study.sha256, time_s=time.time())])
 
-def read_preflight(study, runs_dir=None, hashes=()) -> dict: # Name -> the last row with the hash of the study, or one of these
+def read_preflight(
+    study, # A Study
+    runs_dir=None, # Folder of all studies
+    hashes=(), # Hashes of specs whose rows count, beside that of the study
+) -> dict: # Name -> the last row that counts
     "What was found so far."
     f = study_dir(study, runs_dir)/'preflight.json'
     rows = json.loads(f.read_text(encoding='utf-8')) if f.exists() else []
@@ -284,7 +298,7 @@ def weighted_datums(
     if apart: pairs = [(tokens, y[:,j], w[:,j]) for tokens,y,w in pairs for j in range(y.shape[1])]
     return [types.Datum(model_input=types.ModelInput.from_ints(tokens.tolist()), loss_fn_inputs=dict(target_tokens=np.ascontiguousarray(y), weights=np.ascontiguousarray(w))) for tokens,y,w in pairs]
 
-# %% ../nbs/13_preflight.ipynb #93a2774f
+# %% ../nbs/13_preflight.ipynb #eedc11ed
 @dataclass(frozen=True)
 class Norms:
     "Two gradients by their norms."
@@ -293,7 +307,9 @@ class Norms:
     apart: float # Of the difference
 
     @property
-    def cosine(self) -> float: return (self.first**2+self.second**2-self.apart**2)/(2*self.first*self.second) if self.first*self.second else 0.
+    def cosine(self) -> float:
+        "Of the angle between the two, by the law of cosines; 0 where one of them is 0."
+        return (self.first**2+self.second**2-self.apart**2)/(2*self.first*self.second) if self.first*self.second else 0.
 
 def compare_gradients(
     client, # A TrainingClient
@@ -308,10 +324,16 @@ def compare_gradients(
     a,b,d = norm(first), norm(second), norm(first, minus_second)
     return None if None in (a,b,d) else Norms(a, b, d)
 
-# %% ../nbs/13_preflight.ipynb #0ac32c81
+# %% ../nbs/13_preflight.ipynb #56b6f71e
 LOSS_TOLERANCE,GRADIENT_TOLERANCE = dict(atol=1e-6, rtol=1e-5), dict(atol=1e-5, rtol=1e-4, min_cosine=.99999) # those of gs1_kernel
 
-def gradient_lines(norms:Norms|None, atol:float, rtol:float, min_cosine:float, what:str) -> tuple:
+def gradient_lines(
+    norms:Norms|None, # Of a path and of what it is compared with; None: the endpoint does not tell
+    atol:float, # Largest norm of the difference: this, and
+    rtol:float, # this share of the second norm
+    min_cosine:float, # Least cosine: up to 1
+    what:str, # What it is compared with, for the lines
+) -> tuple: # Lines
     "Lines for two gradients; an endpoint that hides the norm leaves them unchecked, and so fails."
     if norms is None: return (Line(f'{what}: gradient', 'unknown', 'a gradient norm', False, 'the endpoint reports no unclipped_grad_l2:mean'),)
     return (at_most(f'{what}: gradient apart', norms.apart, atol+rtol*norms.second, f'norms {norms.first:.6g} and {norms.second:.6g}'),
@@ -420,7 +442,7 @@ def off_equals_baseline(
     lines = [at_most('baseline: loss apart', abs(a-b), loss_tolerance['atol']+loss_tolerance['rtol']*abs(b), f'{off.what}; {a:.7g} against {b:.7g}')] if off.same_loss else []
     return Result(f'off/{path}', (*lines, *gradient_lines(norms, **gradient_tolerance, what='baseline')))
 
-# %% ../nbs/13_preflight.ipynb #ea3de872
+# %% ../nbs/13_preflight.ipynb #2ecda59c
 def _probe_batch(arm, spec, sampler, tokenizer, problems):
     "At least eight rollouts with the arm's advantages; rewards that would give none are replaced, and said so."
     est = estimator(arm.advantage.name, **arm.advantage.params)
@@ -435,7 +457,14 @@ def _probe_batch(arm, spec, sampler, tokenizer, problems):
     notes = (made_up, 'rewards 1, 0, 1, … stand in: all were equal'), ('value' in est.needs, 'the critic is taken to say 0.5')
     return [token_columns(r, a) for r,a in zip(rollouts, A)], '; '.join(words for yes,words in notes if yes)
 
-def greedy(sampler, tokenizer, problem, spec, max_tokens=16) -> tuple: # (token ids, log-probabilities)
+# %% ../nbs/13_preflight.ipynb #fe4f0dcc
+def greedy(
+    sampler, # A SamplingClient
+    tokenizer, # Of the endpoint's model
+    problem, # Whose question is asked
+    spec, # Of the study: prompt
+    max_tokens=16, # Of the answer
+) -> tuple: # (token ids, log-probabilities)
     "One greedy answer."
     from tinker import types
     seq = sampler.sample(prompt=types.ModelInput.from_ints(render(tokenizer, problem.question, spec.prompt)), num_samples=1, sampling_params=types.SamplingParams(max_tokens=max_tokens, temperature=0., seed=0)).result().sequences[0]
@@ -514,8 +543,11 @@ def _split_line(client, columns, loss, submit, rtol):
     if n is None: return Line('split invariance', 'unknown', 'a gradient norm', False, 'the endpoint reports none')
     return at_most(f'split invariance: {len(columns)} = {half} + {len(columns)-half}', n.apart/n.second if n.second else math.inf, rtol, 'relative distance of the gradients')
 
-# %% ../nbs/13_preflight.ipynb #d0b0b37b
-def pinned_line(tokenizer, prompt) -> list: # One Line, or none where the spec pins nothing
+# %% ../nbs/13_preflight.ipynb #0c18d1a5
+def pinned_line(
+    tokenizer, # Of the endpoint's model
+    prompt, # The spec's
+) -> list: # One Line, or none where the spec pins nothing
     "Are the prompts those that the spec pins?"
     if not prompt.pinned: return []
     try: return [Line('pinned prompts', f'{check_pinned(tokenizer, prompt)} as pinned', 'all', True)]
@@ -562,7 +594,7 @@ def check_samplers(
         at_most('greedy flip rate between batch shapes', flips, max_flips[half], 'eight at once against one by one'),
         Line('the same seed again', drawn==again, 'True', drawn==again), Line('another seed', drawn!=others, 'True', drawn!=others)))
 
-# %% ../nbs/13_preflight.ipynb #93452476
+# %% ../nbs/13_preflight.ipynb #65ac38c4
 @dataclass(frozen=True)
 class Measured:
     "What a pilot took, and where it was seen; None = not recorded."
@@ -578,7 +610,10 @@ class Measured:
 PROBLEMS = dict(config='Effective configuration not recorded', source='Pilot evidence source not recorded', step_s='Representative training timing not recorded',
     setup_s='Representative setup timing not recorded', eval_s='Representative evaluation timing not recorded', recovery='Positive recovery reserve not recorded')
 
-def feasibility_problems(m:Measured) -> list: # In words
+# %% ../nbs/13_preflight.ipynb #d1947d52
+def feasibility_problems(
+    m:Measured, # Of one arm
+) -> list: # In words; empty where time and cost can be projected
     "What has not been recorded."
     return [text for k,text in PROBLEMS.items() if not getattr(m, k) and not (k in ('setup_s','eval_s') and getattr(m, k)==0)]
 
@@ -599,7 +634,7 @@ def feasibility(
     if gpu_hours: lines.append(at_most('GPU hours, with the reserve', gpu, gpu_hours))
     return Result('feasibility', tuple(lines))
 
-# %% ../nbs/13_preflight.ipynb #d7ecf5db
+# %% ../nbs/13_preflight.ipynb #1b326e31
 def measure_pilot(
     steps, # Rows of steps.jsonl
     manifest:dict, # manifest.json
@@ -615,13 +650,13 @@ def time_evaluation(
     problems, # Training problems to time
     n_items:int, # Items of the evaluation
 ) -> float: # Seconds
-    "Seconds that all items would take, from a few training prompts."
+    "Seconds that all items would take, from a few training prompts; raises ValueError where not all answers came back."
     began = time.perf_counter()
     done = sum(len(batch) for batch in rows(problems))
     if done!=len(problems): raise ValueError(f'{done} of {len(problems)} answers came back')
     return (time.perf_counter()-began)*n_items/done
 
-# %% ../nbs/13_preflight.ipynb #2d009074
+# %% ../nbs/13_preflight.ipynb #4a7f831f
 _READERS = tuple((re.compile(p), f) for p, f in (
     (r'then gave \d+|a day for \d+ days and sells', lambda x, y, z: x*y-z), (r'each and has \d+ more|brings \d+ more', lambda x, y, z: x*y+z),
     (r'has \d+ more \w+ than|\d+ more than that', lambda x, y: x+x+y), (r'\d+ fewer', lambda x, y: x+x-y), (r'times as many', lambda x, y: x+x*y),
@@ -630,7 +665,7 @@ _READERS = tuple((re.compile(p), f) for p, f in (
     (r'lost \d+ of them|sold \d+ by noon', lambda x, y: x-y), (r'and adds \d+|in all\?', lambda x, y: x+y)))
 
 def solve_arith(
-    question:str
+    question:str # As `arith` words it
 ) -> Fraction: # The answer
     "Solve a problem of `arith` from its words alone; raises ValueError where they are not understood."
     numbers = [Fraction(x) for x in re.findall(r'\d+', question)]
@@ -643,7 +678,7 @@ def audit_generated(
     eval_problems, # Items of the decision
     solve:Callable=solve_arith, # Question -> answer, by independent code
     min_sample:int=100, # Problems to solve again
-    max_label_errors:int=0,
+    max_label_errors:int=0, # Problems of the sample whose gold is not what `solve` says, or cannot be read
     max_overlaps:int=0, # Questions that also stand in the evaluation
     seed:int=0, # Of the sample
 ) -> Result:
@@ -690,7 +725,7 @@ def standing_preflights(
     rows = json.loads(f.read_text(encoding='utf-8')) if f.exists() else []
     return {r['name']: r for r in rows if r['spec_sha256'] in specs and _looked_at(specs[r['spec_sha256']], r['name'])==_looked_at(study.raw, r['name'])}
 
-# %% ../nbs/13_preflight.ipynb #681eccff
+# %% ../nbs/13_preflight.ipynb #a601bab7
 def not_ready(
     study, # The study in force
     runs_dir=None, # Folder of all studies
@@ -704,6 +739,9 @@ def not_ready(
         elif not gates.passed: out.append(f'gates: {", ".join(gates.failed)}')
     return out
 
-def require_ready(study, runs_dir=None):
+def require_ready(
+    study, # The study in force
+    runs_dir=None, # Folder of all studies
+):
     "Raise ValueError listing every registered preflight and gate that has not passed."
     if missing := not_ready(study, runs_dir): raise ValueError(f'{study.name}: no full run before\n' + '\n'.join(f'- {m}' for m in missing))

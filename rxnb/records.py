@@ -142,7 +142,7 @@ def pack_rollouts(
     with open(part, 'rb') as f: os.fsync(f.fileno())
     os.replace(part, packed)
 
-# %% ../nbs/10_records.ipynb #2b6425b8
+# %% ../nbs/10_records.ipynb #95031545
 def attempts(
     study, # A Study
     arm:str, # Name of an arm
@@ -162,11 +162,17 @@ def attempts(
         out.append((p, m, json.loads(done.read_text(encoding='utf-8')) if done.exists() else None))
     return out
 
-def completed(study, arm:str, runs_dir=None, stage:str='full'):
-    "Folder and result of the first attempt that is complete, or None."
+# %% ../nbs/10_records.ipynb #80e13847
+def completed(
+    study, # A Study
+    arm:str, # Name of an arm
+    runs_dir=None, # Folder of all studies
+    stage:str='full', # 'full' or 'pilot'
+): # (folder, result), or None
+    "The first attempt that is complete; raises as `attempts` does."
     return next(((p,r) for p,_,r in attempts(study, arm, runs_dir, stage) if r and r['status']==COMPLETE[stage]), None)
 
-# %% ../nbs/10_records.ipynb #34b74492
+# %% ../nbs/10_records.ipynb #48305880
 def lock_arm(
     study, # A Study
     arm:str, # Name of an arm
@@ -181,7 +187,11 @@ def lock_arm(
     except Timeout: raise RuntimeError(f'another process is running {study.name}/{arm} in {base}') from None
     return lock
 
-def is_running(study, arm:str, runs_dir=None) -> bool:
+def is_running(
+    study, # A Study
+    arm:str, # Name of an arm; one that was never begun is not running
+    runs_dir=None, # Folder of all studies
+) -> bool:
     "Does a process hold the lock of the arm? A lock whose process was killed is free."
     if not (f := study_dir(study, runs_dir)/arm/'.lock').exists(): return False
     lock = FileLock(f)

@@ -16,7 +16,7 @@ from .connect import resolve, rest_client
 from .critic import save_critic
 from .records import COMPLETE, append_rows, attempts, is_running, read_rows, study_dir, write_json
 
-# %% ../nbs/13a_resume.ipynb #0aa8b6b5
+# %% ../nbs/13a_resume.ipynb #a2c4b052
 CHECKPOINT_EVERY = 10 # steps; what it costs is measured in durability.ipynb
 STATE = 'state.json'
 
@@ -33,7 +33,9 @@ class State:
     expires: dict = field(default_factory=dict) # Path -> when the endpoint will remove it, or null
 
     @property
-    def paths(self): return [p for p in dict.fromkeys([*(p for _,p in self.samplers), self.newest, self.training, self.critic]) if p]
+    def paths(self):
+        "Every checkpoint that it names, once."
+        return [p for p in dict.fromkeys([*(p for _,p in self.samplers), self.newest, self.training, self.critic]) if p]
 
 def checkpoint_every(
     steps:int|None # What was asked for
@@ -83,13 +85,13 @@ def must_outlive(
     "Raise ValueError where a sampler expires before the last step that samples from it."
     if (need := (k+1)*step_s)>ttl_s: raise ValueError(f'a sampler must live ({k}+1) x {step_s:.0f} s = {need:.0f} s, and expires after {ttl_s:.0f} s')
 
-# %% ../nbs/13a_resume.ipynb #ce8050fd
+# %% ../nbs/13a_resume.ipynb #6e783280
 ROW_BYTES,TOKEN_BYTES = 900,8
 
 def bytes_needed(
     spec, # Of the study
     arm, # Of the spec
-    steps:int,
+    steps:int, # Of the whole run
     adapter_bytes:int, # Size of a sampler checkpoint; 0 where it lies elsewhere
     every:int, # Steps between two states
 ) -> dict: # Bytes by what they are for
@@ -108,7 +110,7 @@ def require_room(
     free,total = shutil.disk_usage(folder).free, sum(need.values())
     if total>free: raise OSError(f'the run may need {total/1e6:,.0f} MB in {folder} ({", ".join(f"{k} {v/1e6:,.0f}" for k,v in need.items())}), and {free/1e6:,.0f} MB are free')
 
-# %% ../nbs/13a_resume.ipynb #5eadc4b4
+# %% ../nbs/13a_resume.ipynb #596821a6
 class Keeper:
     "Makes the checkpoints of an arm and removes those that nothing needs."
     def __init__(self,
@@ -124,21 +126,25 @@ class Keeper:
         self.made,self.saved,self.states_s,self.leaving = list(start.paths) if start else [], start, 0., []
         self.first,self.began = start.step if start else 0, time.perf_counter()
 
-    def sampler(self, version:int) -> str:
+    def sampler(self,
+        version:int, # Optimizer updates that changed the weights: its name ends in it
+    ) -> str: # Its path
         "Save the weights as they are for sampling."
         self.made.append(self.client.save_weights_for_sampler(f'{self.name}-v{version}').result().path)
         return self.made[-1]
 
-    def require_room(self, recipe):
+    def require_room(self,
+        recipe, # Of the arm
+    ):
         "Raise OSError where the run will not fit; asked when the first sampler is there."
         files = [f for p in self.made[:1] if self.folder for f in Path(self.folder).glob(f'*/*/{p.rsplit("/", 1)[1]}.safetensors')]
         require_room(self.attempt.path, bytes_needed(recipe.study.spec, recipe.arm, recipe.steps, max((f.stat().st_size for f in files), default=0), self.every))
 
-# %% ../nbs/13a_resume.ipynb #fea35163
+# %% ../nbs/13a_resume.ipynb #318a326a
 def _save(self,
     recipe, # Of the arm
     step:int, # Steps done
-    version:int,
+    version:int, # Optimizer updates that changed the weights
     newest:str, # Sampler of that version
     critic, # A TrainedCritic or None
 ) -> State:
@@ -161,15 +167,26 @@ def _save(self,
     if not last: self.check_expiry(recipe, step, said.get(newest))
     return state
 
-# %% ../nbs/13a_resume.ipynb #09e88dc2
-def _check_expiry(self, recipe, step, when):
+# %% ../nbs/13a_resume.ipynb #d4f03600
+def _check_expiry(self,
+    recipe, # Of the arm
+    step:int, # Steps done
+    when:str|None, # When the newest sampler expires, as of `expiries`; None: never, or the endpoint does not say
+):
     "Raise ValueError where the newest sampler must live longer than the endpoint says, at the speed so far."
     if when: must_outlive(recipe.arm.lag.updates, (time.perf_counter()-self.began)/max(1, step-self.first), (datetime.fromisoformat(when)-datetime.now(timezone.utc)).total_seconds())
 
 Keeper.check_expiry = _check_expiry
 Keeper.save = _save
 
-def _after(self, recipe, step, version, newest, critic, halt):
+def _after(self,
+    recipe, # Of the arm
+    step:int, # Steps done
+    version:int, # Optimizer updates that changed the weights
+    newest:str, # Sampler of that version
+    critic, # A TrainedCritic or None
+    halt, # An exception to raise, or None
+):
     "Save where a state is due, at the end, and before a halt; raises what halts."
     if halt or step==recipe.steps or self.every and step%self.every==0: self.save(recipe, step, version, newest, critic)
     elif step==self.first+1: self.check_expiry(recipe, step, expiries(self.service, newest).get(newest)) # before a state is due, which may be too late
@@ -215,7 +232,7 @@ def take_along(
         if some: append_rows(Path(to)/f'{name}.jsonl', some)
     write_json(Path(to)/STATE, asdict(state))
 
-# %% ../nbs/13a_resume.ipynb #0647e425
+# %% ../nbs/13a_resume.ipynb #65d44483
 class LostCheckpoint(RuntimeError):
     "A checkpoint that a state names and the endpoint does not have."
 
@@ -241,7 +258,7 @@ def reopen(
 
 def restore(
     recipe, # Its ring and estimator are set
-    state:State,
+    state:State, # What an earlier attempt saved
 ):
     "Put back what the loop keeps in memory."
     for version,path in state.samplers: recipe.samplers.push(version, path)
@@ -272,13 +289,15 @@ def give_up(
     if not reason.strip(): raise ValueError('giving up needs a reason')
     write_json(f, dict(result, status='given up', reason=reason.strip(), was=result.get('status')))
 
-# %% ../nbs/13a_resume.ipynb #7ff4221e
+# %% ../nbs/13a_resume.ipynb #8e04ede5
 class Stopped(KeyboardInterrupt):
     "A run that was asked to stop, and has saved everything."
 
 class Stop:
     "A context in which the first interrupt is noted; `asked` tells. Only the main thread hears interrupts."
-    def __init__(self, out=print): self.asked,self.out,self.old = False, out, None
+    def __init__(self,
+        out=print, # Called with words and `flush` at the first interrupt
+    ): self.asked,self.out,self.old = False, out, None
     def __enter__(self):
         if threading.current_thread() is threading.main_thread(): self.old = signal.signal(signal.SIGINT, self._heard)
         return self

@@ -74,7 +74,7 @@ def make_rollouts(
         out.append(Rollout(problem.id, tuple(prompt_tokens), tokens, logps, seq.stop_reason, text, g, reward_of(reward)(problem, text, g), plp, question=problem.question))
     return out
 
-# %% ../nbs/11_rollouts.ipynb #a2fcfd6b
+# %% ../nbs/11_rollouts.ipynb #2250baff
 class Asked:
     "The prompts of a step on their way to a sampler; `began` and `ended` are `time.perf_counter` seconds of the first request and of the last answer."
     def __init__(self,
@@ -86,13 +86,15 @@ class Asked:
         for *_,f in requests: (f.future() if hasattr(f, 'future') else f).add_done_callback(lambda _: self._ends.append(time.perf_counter()))
 
     @property
-    def ended(self): return max(self._ends, default=self.began) if len(self._ends)==len(self.requests) else time.perf_counter()
+    def ended(self):
+        "When the last answer came, `time.perf_counter` seconds; now, where one is still to come."
+        return max(self._ends, default=self.began) if len(self._ends)==len(self.requests) else time.perf_counter()
 
     def rollouts(self) -> list: # P*G rollouts, those of a prompt side by side
         "Wait for the answers and grade them, in the order of the prompts."
         return [r for p,ids,f in self.requests for r in self.collect(f.result(), p, ids)]
 
-# %% ../nbs/11_rollouts.ipynb #d67064bb
+# %% ../nbs/11_rollouts.ipynb #9a47fa71
 def ask_rollouts(
     sampler, # A tinker SamplingClient of a named checkpoint
     tokenizer, # Of the endpoint's model
@@ -119,7 +121,7 @@ def ask_rollouts(
 
 def sample_rollouts(
     *args, # As `ask_rollouts`
-    **kw
+    **kw # Likewise: `grader` and `reward` must be among them
 ) -> list: # P*G rollouts, those of a prompt side by side
     "Sample and grade the rollouts of one step; raises as `ask_rollouts` and `make_rollouts` do."
     return ask_rollouts(*args, **kw).rollouts()

@@ -26,7 +26,7 @@ from .rollouts import Asked, adam_params, ask_rollouts, make_datum, rollout_feat
 from .spec import Arm, Study
 from .tasks import draw, load_task, prompt_order, require_prompts
 
-# %% ../nbs/14_train.ipynb #a5274f6b
+# %% ../nbs/14_train.ipynb #af6910bd
 @dataclass
 class Recipe:
     "An arm made ready: what the loop needs beside a client."
@@ -38,7 +38,9 @@ class Recipe:
     estimate: Estimator # From rewards to advantages
     samplers: object # SamplerRing or Refresh
 
-    def draw(self, step:int) -> list:
+    def draw(self,
+        step:int, # From 0
+    ) -> list: # `groups_per_batch` problems
         "The problems of a step; every arm with the same number of prompts sees the same ones."
         P = self.arm.groups_per_batch
         return [self.problems[i] for i in draw(self.order, step*P, P)]
@@ -132,12 +134,12 @@ def submit_loss(
     dry_run(loss, data, [c['sampler_logp'] for c in columns])
     return client.forward_backward_custom(data, loss)
 
-# %% ../nbs/14_train.ipynb #0d5ab64b
+# %% ../nbs/14_train.ipynb #9b441474
 def trainer_logps(
     output, # What `submit_loss` resolved to
     columns, # The columns it was sent
 ) -> list: # One array a rollout: [P+T-1], or [P+T-1, 1+K]
-    "The trainer's log-probabilities by rollout, whether they came in one datum or in several."
+    "The trainer's log-probabilities by rollout, whether they came in one datum or in several; raises ValueError where there is no whole number of datums a rollout."
     out = [o['logprobs'].to_numpy() for o in output.loss_fn_outputs]
     n,rest = divmod(len(out), len(columns))
     if rest or not n: raise ValueError(f'{len(out)} outputs for {len(columns)} rollouts')
@@ -170,7 +172,7 @@ def no_gradient_frac(
     _,g = token_loss(name, np.concatenate(trainer_logps(output, columns)), each('sampler_logp'), each('advantage'), each('mask'), of, **params)
     return float((_sampled(g)[(each('mask')==1) & (each('advantage')!=0)]==0).mean())
 
-# %% ../nbs/14_train.ipynb #f7f6dbc7
+# %% ../nbs/14_train.ipynb #8a58ded4
 def reward_stats(
     rollouts # Rollouts of a step
 ) -> dict: # Shares and means over rollouts, none left out
@@ -182,47 +184,74 @@ def reward_stats(
         truncated_frac=sum(r.stop_reason=='length' for r in rollouts)/n, truncated_correct_frac=sum(r.stop_reason=='length' and r.grade.correct for r in rollouts)/n,
         completion_tokens=int(lengths.sum()), completion_tokens_mean=float(lengths.mean()), completion_tokens_max=int(lengths.max()))
 
-def rollout_rows(rollouts, advantages, step:int, version:int) -> list:
-    "Rows of a step's rollouts, by the version that sampled them."
+def rollout_rows(
+    rollouts, # Of the step
+    advantages, # Of these rollouts, as an estimator returns them
+    step:int, # From 0
+    version:int, # That sampled them
+) -> list: # Dicts, one a rollout
+    "Rows of a step's rollouts."
     return [dict(step=step, sampler_version=version, prompt_id=r.prompt_id, reward=r.reward, correct=int(r.grade.correct), extracted=r.grade.extracted, reason=r.grade.reason,
         stop_reason=r.stop_reason, advantage=float(a), baseline=float(b), prompt_tokens=len(r.prompt_tokens), completion_tokens=len(r.tokens),
         sampler_logp_sum_nats=float(np.sum(r.logps)), prompt_logprob_nats=r.prompt_logprob, text=r.text) for r,a,b in zip(rollouts, advantages.advantage_B, advantages.baseline_B)]
 
-# %% ../nbs/14_train.ipynb #354dec04
-def arm_critic(recipe:Recipe, service, state:str|None=None) -> TrainedCritic|None:
+# %% ../nbs/14_train.ipynb #c2fa4ec8
+def arm_critic(
+    recipe:Recipe, # From `prepare`
+    service, # A tinker ServiceClient
+    state:str|None=None, # Path that `save_critic` returned; None: a new critic
+) -> TrainedCritic|None: # None where the arm needs none
     "The critic of an arm whose advantage needs one: new, or as it was saved."
     s = recipe.study.spec
     return open_critic(service, s.base_model, s.optimizer, state=state, **recipe.arm.advantage.params) if 'value' in recipe.estimate.needs else None
 
-def ask_step(recipe:Recipe, sampler, tokenizer, step:int) -> Asked:
+def ask_step(
+    recipe:Recipe, # From `prepare`
+    sampler, # A tinker SamplingClient
+    tokenizer, # Of the endpoint's model
+    step:int, # From 0; it is a part of the request seeds
+) -> Asked:
     "Send the prompts of a step to a sampler; nothing else of the arm is touched."
     s,a = recipe.study.spec, recipe.arm
     return ask_rollouts(sampler, tokenizer, recipe.draw(step), s.prompt, s.sampling, a.group_size, s.max_seq_len, (a.seed, step), 'features' in recipe.estimate.needs, grader=s.grader, reward=s.task.reward)
 
-def judge_step(recipe:Recipe, rollouts, critic:TrainedCritic|None=None):
+# %% ../nbs/14_train.ipynb #83d3b4c9
+def judge_step(
+    recipe:Recipe, # From `prepare`
+    rollouts, # Of the step
+    critic:TrainedCritic|None=None, # The arm's
+): # As the estimator returns them
     "Advantages of the rollouts of a step, with the side data that the estimator needs; its state moves on, so steps are judged in order."
     side = {name: SIDES[name](rollouts, critic) for name in recipe.estimate.needs}
     return recipe.estimate([r.reward for r in rollouts], [r.prompt_id for r in rollouts], **side)
 
-def score_step(recipe:Recipe, sampler, rollouts, step:int) -> list:
-    "The rollouts with what else the arm's loss wants to know of the sampler that drew them."
+def score_step(
+    recipe:Recipe, # From `prepare`
+    sampler, # The tinker SamplingClient that drew the rollouts
+    rollouts, # Of the step
+    step:int, # From 0; it is a part of the request seeds
+) -> list: # Rollouts; the same ones where the loss has no `auxiliary`
+    "The rollouts with what else the arm's loss wants to know of their sampler."
     p = loss_params(recipe.arm.loss.name, **recipe.arm.loss.params)
     return with_others(sampler, rollouts, p['auxiliary'], p['k'], (recipe.arm.seed, step)) if 'auxiliary' in p else rollouts
 
-def teach_critic(critic:TrainedCritic|None, rollouts) -> dict:
+def teach_critic(
+    critic:TrainedCritic|None, # The arm's
+    rollouts, # Of the step
+) -> dict: # Loss and seconds, for the row of the step; empty without a critic
     "Let the critic learn from the rollouts that it was asked about; what it cost in both."
     if critic is None: return {}
     loss = critic.learn([r.prompt_tokens for r in rollouts], [r.reward for r in rollouts])
     return dict(critic_loss_nats=loss, critic_infer_s=critic.infer_s, critic_train_s=critic.train_s)
 
-# %% ../nbs/14_train.ipynb #d62ef304
+# %% ../nbs/14_train.ipynb #610f7212
 def learn_step(
-    recipe:Recipe,
+    recipe:Recipe, # From `prepare`
     client, # A tinker TrainingClient
     rollouts, # Of the step
     advantages, # Of the rollouts
     meanwhile:Callable=lambda: None, # Called once forward and backward are on their way
-) -> dict:
+) -> dict: # What the row of the step says of learning; `skipped` is None where the weights changed
     "Forward, backward, check, optimizer step; the row says whether the weights changed."
     A = advantages.advantage_B
     stats = dict(advantage_abs_mean=float(np.abs(A).mean()), nonzero_advantage_frac=float((np.abs(A)>1e-6).mean()), **advantages.metrics)
@@ -246,18 +275,25 @@ class Trained:
     critic_path: str|None # Training checkpoint of the critic; None where the arm has none
     training_path: str # Training checkpoint, with its optimizer
 
-# %% ../nbs/14_train.ipynb #52ffed34
+# %% ../nbs/14_train.ipynb #937cb440
 class Samplers:
     "Sampling clients of the versions in a ring, one each."
-    def __init__(self, service, ring): self.service,self.ring,self.clients = service, ring, {}
+    def __init__(self,
+        service, # A tinker ServiceClient
+        ring, # SamplerRing or Refresh
+    ): self.service,self.ring,self.clients = service, ring, {}
 
-    def open(self, path:str):
+    def open(self,
+        path:str, # Of a sampler checkpoint
+    ):
         "The client of a sampler checkpoint; those that left the ring are let go."
         for old in set(self.clients)-{path, *self.ring.paths.values()}: del self.clients[old]
         if path not in self.clients: self.clients[path] = resolve(self.service.create_sampling_client(model_path=path))
         return self.clients[path]
 
-    def at(self, version:int):
+    def at(self,
+        version:int, # Optimizer updates that changed the weights
+    ):
         "The client that samples at a version of the trainer, or None where it is still to be made."
         path = self.ring.paths.get(self.ring.wanted(version))
         return path and self.open(path)
@@ -275,11 +311,11 @@ def _times(row, asked, began, drawn, ready, trained, saving, ahead):
     done,sample = time.perf_counter(), asked.ended-asked.began
     return dict(sample_s=sample, wait_s=drawn-began-row.get('critic_infer_s', 0.), auxiliary_s=ready-drawn, train_s=trained-ready, overlap_s=_beside(ready, trained, ahead), save_s=done-saving, step_s=done-began, gen_tok_per_s=row['completion_tokens']/sample)
 
-# %% ../nbs/14_train.ipynb #23397779
+# %% ../nbs/14_train.ipynb #eb3131aa
 def begin(
-    recipe:Recipe,
-    keeper:Keeper,
-    start:State|None, # What to go on from
+    recipe:Recipe, # Its ring is filled
+    keeper:Keeper, # Saves version 0
+    start:State|None, # What to go on from; None: from the beginning
 ) -> tuple: # (version, path of its sampler)
     "Fill the ring: with what a state names, or with version 0."
     if start:
@@ -289,13 +325,24 @@ def begin(
     keeper.require_room(recipe)
     return 0, path
 
-def ask_ahead(recipe:Recipe, clients:Samplers, tokenizer, step:int, version:int) -> list: # Of one Asked, or of none
+def ask_ahead(
+    recipe:Recipe, # From `prepare`
+    clients:Samplers, # Of the ring
+    tokenizer, # Of the endpoint's model
+    step:int, # Whose prompts are sent, from 0
+    version:int, # That the trainer will have at this step, if the step before is not skipped
+) -> list: # Of one Asked, or of none
     "Send the prompts of a step, unless it is beyond the last or its sampler is still to be made."
     sampler = clients.at(version) if step<recipe.steps else None
     return [ask_step(recipe, sampler, tokenizer, step)] if sampler else []
 
-def show_version(on_version, step:int, sampler, save:Callable):
-    "Call `on_version`; where it stops the run, everything is saved before."
+def show_version(
+    on_version, # Called with (step, sampler); None: nothing is
+    step:int, # Steps done
+    sampler, # A tinker SamplingClient of the newest version
+    save:Callable, # Called before the run stops
+):
+    "Call `on_version`; raises Stopped and OverBudget as it does, once everything is saved."
     try: return on_version(step, sampler) if on_version else None
     except (Stopped, OverBudget):
         save()
