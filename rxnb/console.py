@@ -82,7 +82,7 @@ def _watched(command, log, draw, say):
     finally:
         for s,f in old.items(): signal.signal(s, f)
 
-# %% ../nbs/18c_console.ipynb #45801ace
+# %% ../nbs/18c_console.ipynb #04197598
 def _require(study, runs_dir, base_url, devices):
     "Raise what can be told before a notebook is started: ValueError, or ConnectionError where nobody answers."
     if devices: require_devices(devices)
@@ -90,6 +90,7 @@ def _require(study, runs_dir, base_url, devices):
     else: find_model(study.spec.base_model)
     if not (study_dir(study, runs_dir)/'sealed.json').exists(): rehearse(study)
 
+# %% ../nbs/18c_console.ipynb #c8a48b4f
 def run(
     spec, # Name of a packaged spec, or the path of a JSON file
     runs_dir=None, # Folder of all studies
@@ -115,6 +116,7 @@ def run(
         return code
     return conclude(spec, runs_dir, console)
 
+# %% ../nbs/18c_console.ipynb #5f19ab94
 def conclude(spec, runs_dir=None, console=None) -> int:
     "Decide, write the report, and say both."
     console,study = console or Console(), in_force(load_spec(spec), runs_dir)
@@ -122,7 +124,7 @@ def conclude(spec, runs_dir=None, console=None) -> int:
     console.print(str(report(study, runs_dir)), markup=False, soft_wrap=True)
     return 0
 
-# %% ../nbs/18c_console.ipynb #b255cb7e
+# %% ../nbs/18c_console.ipynb #e129d881
 def _parser():
     "rxnb study <what> [spec]."
     p = argparse.ArgumentParser(prog='rxnb', description='Pre-registered comparisons of RL methods for language models')
@@ -156,10 +158,10 @@ def main(
         console.print('stopped at once: the steps since the last saved state are run again by the same command', soft_wrap=True)
         return INTERRUPTED
     except ConnectionError as e:
-        console.print(f'rxnb: {e}; start the endpoint, or leave --base-url and $TINKER_BASE_URL out for the embedded backend', markup=False)
+        console.print(f'rxnb: {e}; start the endpoint, or leave --base-url and $TINKER_BASE_URL out for the embedded backend', markup=False, soft_wrap=True)
         return 2
     except (ValueError, OSError) as e: # unknown names, broken specs, seals that do not fit, folders that cannot be written: said as they are
-        console.print(f'rxnb: {e}', markup=False)
+        console.print(f'rxnb: {e}', markup=False, soft_wrap=True)
         return 2
     return 0
 

@@ -200,7 +200,7 @@ class Criterion(Part):
         if not any(self.weights.values()): raise ValueError(f'{self.id}: no arm has a weight')
         return self
 
-# %% ../nbs/00_fields.ipynb #b2106f5d
+# %% ../nbs/00_fields.ipynb #a0ea4048
 class PairedHoeffding(Part):
     "Validated if the interval lies above the margin in every criterion, failed if below, else inconclusive."
     method: Literal['paired_hoeffding']
@@ -216,6 +216,7 @@ class PairedHoeffding(Part):
         _no_twins('criteria', [c.id for c in self.criteria])
         return self
 
+# %% ../nbs/00_fields.ipynb #251abb55
 class Threshold(Part):
     "Fixed gaps between two arms at the last checkpoint, or a collapse of the baseline alone."
     method: Literal['threshold']

@@ -78,7 +78,7 @@ def _study_markdown(self):
 
 Study._repr_markdown_ = _study_markdown
 
-# %% ../nbs/00_spec.ipynb #0cbf6bbc
+# %% ../nbs/00_spec.ipynb #88e9f301
 def spec_names() -> list: # Names of the specs in `rxnb/specs`
     "The studies that ship with the package."
     return sorted(p.name.removesuffix('.json') for p in files('rxnb').joinpath('specs').iterdir() if p.name.endswith('.json'))
@@ -105,6 +105,7 @@ def _not_finite(x, path=''):
     inside = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ()
     return [(path, x)] if isinstance(x, float) and not math.isfinite(x) else [y for k,v in inside for y in _not_finite(v, f'{path}.{k}'.lstrip('.'))]
 
+# %% ../nbs/00_spec.ipynb #710a6876
 def load_spec(
     source # Name of a packaged spec, path of a JSON file, or the object itself
 ) -> Study:

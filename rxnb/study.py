@@ -42,20 +42,19 @@ def held_out(
     check_task(problems[:part.n_examples], study.spec.prompt, study.spec.grader)
     return problems[:part.n_examples]
 
-# %% ../nbs/18_study.ipynb #7cb7f9eb
+# %% ../nbs/18_study.ipynb #d82f69b5
 def rehearse(
     study:Study, # What is to be registered
-    stage:str=None, # 'full' or 'pilot'; the furthest one that no finding blocks if left out
+    stage:str=None, # 'full' or 'pilot'; all items, and the arms at the furthest stage that no finding blocks, if left out
     data_dir=None, # Folder of the task's files where it has any
 ):
     "Make every arm ready and read every item, without an endpoint; raises ValueError listing all that is wrong, each with the arms that it concerns."
-    stage = stage or next((s for s in STAGES if not any(f.blocks(s) for f in study.findings)), None)
-    wrong = {}
+    at,wrong = stage or next((s for s in STAGES if not any(f.blocks(s) for f in study.findings)), None), {}
     def tried(what, f, *args):
         try: f(study, *args)
         except ValueError as e: wrong.setdefault(str(e), []).append(what)
-    for a in study.arms if stage else (): tried(a.name, prepare, a.name, stage, data_dir)
-    for k in ('eval','curve') if stage=='full' else ():
+    for a in study.arms if at else (): tried(a.name, prepare, a.name, at, data_dir)
+    for k in ('eval','curve') if stage!='pilot' else ():
         if getattr(study.spec, k): tried(k, held_out, k, data_dir)
     if wrong: raise ValueError(f'{study.name} cannot run:\n' + '\n'.join(f'- {", ".join(w)}: {e}' for e,w in wrong.items()))
 
@@ -282,7 +281,7 @@ def _flipped(study, runs_dir):
     folders = {a.name: done[0] for a in study.arms if (done := completed(study, a.name, runs_dir)) and (done[0]/'again.jsonl').exists()}
     return {a: flips(*(read_rows(f/f'{n}.jsonl') for n in ('eval','again'))) for a,f in folders.items()}
 
-# %% ../nbs/18_study.ipynb #508166ee
+# %% ../nbs/18_study.ipynb #ecd289f7
 @dataclass(frozen=True)
 class Waiting:
     "No decision yet."
@@ -302,6 +301,7 @@ def _threshold(study, items, runs_dir):
         if short := [k for k,v in curves[a].items() if len(v)!=study.spec.eval.n_examples]: raise ValueError(f'{a}: the items were not all graded at steps {short}')
     return threshold_rule(items, curves, treatment, baseline, rule.gap_validates, rule.gap_fails, rule.collapse_drop)
 
+# %% ../nbs/18_study.ipynb #aa084605
 def decide(
     study:Study, # What is registered
     runs_dir=None, # Folder of all studies

@@ -146,7 +146,8 @@ def test_s16_the_same_seed_twice():
 
 def test_s17_a_partial_evaluation(tmp_path):
     given,want = case('s17')
-    study = load_spec(tiny(eval=dict(n_examples=given['n'], max_tokens=32, metric='accuracy')))
+    gsm8k = dict(name='gsm8k', train_split='train', eval_split='test', reward='correct') # it has as many items
+    study = load_spec(tiny(task=gsm8k, curve=None, eval=dict(n_examples=given['n'], max_tokens=32, metric='accuracy')))
     for a in study.arms:
         at = open_attempt(study, a.name, tmp_path)
         at.append('rollouts', [dict(step=0)])

@@ -35,9 +35,26 @@ def test_arms_side_by_side(tmp_path):
     assert len(rows['one'])==2 and rows['one']==rows['two']
 
 def test_a_run_that_fails_says_so(tmp_path):
-    spec = small(tmp_path, base_model='no_such_model')
+    (tmp_path/'no_weights').mkdir(); (tmp_path/'no_weights/config.json').write_text('{}')
+    spec = small(tmp_path, base_model=str(tmp_path/'no_weights'))
     r = rxnb('run', str(spec), '--runs-dir', 'runs', cwd=tmp_path)
-    assert r.returncode not in (0,2) and 'no_such_model' in r.stdout and 'console.log' in r.stdout
+    assert r.returncode not in (0,2) and 'no_weights' in r.stdout.replace('\n', '') and 'console.log' in r.stdout
+    s = json.loads((tmp_path/'runs/small/status.json').read_text())
+    assert s['state']=='failed' and 'no_weights' in s['cause'] and s['arms']['gs1_kernel']['state']=='queued'
+
+MISTAKES = {'a loss misspelt in the second arm': (dict(loss='importance_samplin'), (), 'importance_samplin'), 'a model that is nowhere': (dict(base_model='no_such_model'), (), 'no_such_model'),
+    'a GPU that is not here': ({}, ('--devices','0,99'), 'is not here'), 'no device': ({}, ('--devices','gpu'), "'gpu' is no device"), 'more items than there are': (dict(items=10**7), (), 'eval wants 10000000'),
+    'nobody at the URL': ({}, ('--base-url','http://127.0.0.1:9'), 'start the endpoint'), 'no URL': ({}, ('--base-url','nonsense'), 'is no endpoint'), 'a file for a folder': ({}, ('--runs-dir','small.json'), 'small.json')}
+@pytest.mark.parametrize('what', MISTAKES)
+def test_a_mistake_is_said_before_anything_is_made(tmp_path, what):
+    "One message, exit code 2, no folder, no traceback."
+    changes,argv,word = MISTAKES[what]
+    spec = small(tmp_path, **{k: v for k,v in changes.items() if k=='base_model'}); raw = json.loads(spec.read_text())
+    if 'loss' in changes: raw['arms'][1]['loss']['name'] = changes['loss']
+    if 'items' in changes: raw['eval']['n_examples'] = changes['items']
+    spec.write_text(json.dumps(raw))
+    r = rxnb('run', str(spec), *(argv if '--runs-dir' in argv else ('--runs-dir','runs',*argv)), cwd=tmp_path)
+    assert r.returncode==2 and word in ' '.join(r.stdout.split()) and 'Traceback' not in r.stdout+r.stderr and not (tmp_path/'runs').exists(), r.stdout+r.stderr
 
 def test_the_script_is_declared():
     "What pip makes `rxnb` of is there."
