@@ -264,7 +264,7 @@ def save_adapter(
         out[file] = (to/file).write_bytes(r.content)
     return out
 
-# %% ../nbs/09_connect.ipynb #b15b1425
+# %% ../nbs/09_connect.ipynb #5e6a7532
 TESTED_SDK = (0, 32), (0, 39)   # from, and before
 
 def _tried(name, f):
@@ -279,7 +279,7 @@ def _reached(base_url, base_model) -> Checks:
     out.append(_tried('endpoint', lambda: shown(endpoint(base_url) or embedded(base_model).base_url)))
     if not out.ok: return out
     url = endpoint(base_url) or embedded(base_model).base_url
-    out += [_tried('answers', lambda: f'HTTP {probe(url)}'), _tried('key', lambda: api_key(url) and 'set')]
+    out += [_tried('answers', lambda: f'HTTP {probe(url)}'), _tried('key', lambda: {LOCAL_KEY:'none needed', None:'left to the SDK'}.get(api_key(url), 'set'))]
     if not out.ok or base_model is None: return out
     names = served_models(url, api_key(url))
     out.append(Check('base model', None, 'the endpoint does not say what it serves') if names is None else _tried('base model', lambda: _check_model(url, str(base_model), names) or base_model))

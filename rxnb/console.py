@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['INTERRUPTED', 'list_studies', 'show_study', 'run', 'conclude', 'main']
 
-# %% ../nbs/18c_console.ipynb #3b5d87e1
+# %% ../nbs/18c_console.ipynb #373d68f5
 import argparse, json, signal, subprocess, sys, threading, time
 from pathlib import Path
+import rxnb
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
@@ -15,11 +16,11 @@ from .connect import endpoint, probe
 from .processes import Passing, require_devices
 from .records import completed, study_dir
 from .report import report, sentence
-from .spec import in_force, load_spec, spec_names
+from .spec import default_runs_dir, in_force, load_spec, spec_names
 from .serve import find_model
 from .study import decide, notebook, rehearse
 
-# %% ../nbs/18c_console.ipynb #2be95086
+# %% ../nbs/18c_console.ipynb #6677fb07
 def _status(study, runs_dir):
     "What status.json says, or None."
     f = study_dir(study, runs_dir)/'status.json'
@@ -32,23 +33,40 @@ def _decided(study, runs_dir):
     s = _status(study, runs_dir)
     return s['state'] if s else 'not begun'
 
-def list_studies(runs_dir=None) -> Table:
-    "The packaged studies and how far each is."
+def _own(runs_dir):
+    "Studies that were sealed under a folder and are not packaged."
+    found = (load_spec(json.loads(f.read_text(encoding='utf-8'))['spec']) for f in sorted(Path(runs_dir or default_runs_dir()).glob('*/sealed.json')))
+    return [in_force(s, runs_dir) for s in found if s.name not in spec_names()]
+
+def list_studies(
+    runs_dir=None # Folder of all studies; $RXNB_RUNS_DIR, or runs/
+) -> Table:
+    "The packaged studies and those sealed in the folder, and how far each is; raises ValueError where a seal was changed by hand."
     t = Table('study', 'arms', 'model', 'state', 'title')
-    for name in spec_names():
-        s = load_spec(name)
+    for s in [*map(load_spec, spec_names()), *_own(runs_dir)]:
+        name = s.name
         t.add_row(name, str(len(s.arms)), s.spec.base_model, _decided(s, runs_dir), s.spec.title)
     return t
 
-def show_study(study, runs_dir=None) -> Table:
+# %% ../nbs/18c_console.ipynb #f4a8522d
+def _told(study, part):
+    "Arm -> a method by name, with the parameters in which arms of that method differ."
+    of = {a.name: getattr(a, part) for a in study.arms}
+    alike = lambda m: [x.params for x in of.values() if x and x.name==m.name]
+    differ = lambda m: [k for k in m.params if len({repr(p.get(k)) for p in alike(m)})>1]
+    return {a: ' '.join([m.name, *(f'{k}={m.params[k]}' for k in differ(m))]) if m else '–' for a,m in of.items()}
+
+def show_study(
+    study, # A Study
+    runs_dir=None # Folder of all studies; $RXNB_RUNS_DIR, or runs/
+) -> Table:
     "The arms of a study: what each is, and what came of it."
     t = Table(Column('arm', no_wrap=True), *(Column(c, overflow='fold') for c in ('advantage', 'loss', 'lag', 'prompts × rollouts', 'state', 'accuracy')), title=f'{study.name} ({study.sha256[:12]}): {study.spec.title}')
-    said = (_status(study, runs_dir) or {}).get('arms', {})
+    said,advantage,loss = (_status(study, runs_dir) or {}).get('arms', {}), _told(study, 'advantage'), _told(study, 'loss')
     for a in study.arms:
         done = completed(study, a.name, runs_dir)
         state = 'succeeded' if done else said.get(a.name, {}).get('state', 'not begun')
-        part = lambda m: getattr(m, 'name', '–')
-        t.add_row(a.name+(' (control)' if a.control else ''), part(a.advantage), part(a.loss), str(a.lag.updates if a.lag else '–'), f'{a.groups_per_batch} × {a.group_size}', state, f'{done[1]["eval"]["accuracy"]:.4f}' if done else '')
+        t.add_row(a.name+(' (control)' if a.control else ''), advantage[a.name], loss[a.name], str(a.lag.updates if a.lag else '–'), f'{a.groups_per_batch} × {a.group_size}', state, f'{done[1]["eval"]["accuracy"]:.4f}' if done else '')
     return t
 
 # %% ../nbs/18c_console.ipynb #69cb80c3
@@ -116,20 +134,25 @@ def run(
         return code
     return conclude(spec, runs_dir, console)
 
-# %% ../nbs/18c_console.ipynb #5f19ab94
-def conclude(spec, runs_dir=None, console=None) -> int:
+# %% ../nbs/18c_console.ipynb #ac4d91ee
+def conclude(
+    spec, # Name of a packaged spec, or the path of a JSON file
+    runs_dir=None, # Folder of all studies; $RXNB_RUNS_DIR, or runs/
+    console=None # Where to print
+) -> int: # 0
     "Decide, write the report, and say both."
     console,study = console or Console(), in_force(load_spec(spec), runs_dir)
     console.print(sentence(decide(study, runs_dir)), markup=False)
     console.print(str(report(study, runs_dir)), markup=False, soft_wrap=True)
     return 0
 
-# %% ../nbs/18c_console.ipynb #e129d881
+# %% ../nbs/18c_console.ipynb #873360b7
 def _parser():
     "rxnb study <what> [spec]."
     p = argparse.ArgumentParser(prog='rxnb', description='Pre-registered comparisons of RL methods for language models')
-    study = p.add_subparsers(dest='group', required=True).add_parser('study', help='list, show, run, decide, report').add_subparsers(dest='what', required=True)
-    for what,words in (('list','the packaged studies'), ('show','the arms of a study'), ('run','preflights, pilot, arms, decision, report'), ('decide','apply the rule to the rows'), ('report','write report.html')):
+    p.add_argument('--version', action='version', version=f'rxnb {rxnb.__version__}')
+    study = p.add_subparsers(dest='group', metavar='study', required=True).add_parser('study', help='list, show, run, decide, report').add_subparsers(dest='what', metavar='list|show|run|decide|report', required=True)
+    for what,words in (('list','the packaged studies and those of the folder'), ('show','the arms of a study'), ('run','preflights, pilot, arms, decision, report'), ('decide','apply the rule to the rows'), ('report','write report.html')):
         q = study.add_parser(what, help=words)
         if what!='list': q.add_argument('spec', help='name of a packaged spec, or the path of a JSON file')
         q.add_argument('--runs-dir', help='folder of all studies; $RXNB_RUNS_DIR, or runs/')
@@ -138,6 +161,7 @@ def _parser():
         q.add_argument('--devices', help='0,1 or cpu,cpu: arms side by side, one process a device')
     return p
 
+# %% ../nbs/18c_console.ipynb #4b227fc5
 def main(
     argv=None, # Words after `rxnb`
     console=None, # Where to print

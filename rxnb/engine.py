@@ -131,7 +131,7 @@ def _make_sites(model):
     for m in found.values(): m.__class__ = LoraLinear
     return {n:(m, group[n.split('.')[-1]]) for n,m in found.items()}
 
-# %% ../nbs/07_engine.ipynb #e6104f9e
+# %% ../nbs/07_engine.ipynb #09497cad
 def _load(path, dtype):
     from transformers import AutoModelForCausalLM
     p = str(path); local = Path(p).expanduser()
@@ -141,7 +141,9 @@ def _load(path, dtype):
     except OSError as e: raise FileNotFoundError(f'no loadable model at {p!r}: it is neither a folder with safetensors weights nor a hub id at hand ({str(e).splitlines()[0]})') from e
 
 def _pick_device(device):
-    d = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if device=='auto' else device)
+    try: d = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if device=='auto' else device)
+    except RuntimeError: raise ValueError(f'{device!r} is no device: auto, cpu, cuda or cuda:<n>') from None
+    if d.type=='cuda' and (d.index or 0)>=(here := torch.cuda.device_count() if torch.cuda.is_available() else 0): raise ValueError(f'{device} is not here: this machine shows {here} GPUs to PyTorch')
     return torch.device('cuda', torch.cuda.current_device()) if d.type=='cuda' and d.index is None else d
 
 # %% ../nbs/07_engine.ipynb #739c73bb

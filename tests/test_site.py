@@ -132,6 +132,7 @@ def big(tmp_path_factory):
     runs,rng = tmp_path_factory.mktemp('runs'),np.random.default_rng(0)
     raw = json.loads(json.dumps(load_spec('tailrl_tiny').raw))
     raw.update(name='big', activation_gate=None, restoration_preflight=None)
+    raw['task'] = dict(name='gsm8k', train_split='train', eval_split='test', reward='correct') # it has as many items
     raw['eval']['n_examples'] = 1319
     study = load_spec(raw)
     words = [''.join(rng.choice(list('abcdefghijklmnop'), rng.integers(2, 9))) for _ in range(3000)]
@@ -142,7 +143,7 @@ def big(tmp_path_factory):
         for name in ('manifest','result'): write_json(folder/f'{name}.json', dict(json.loads((folder/f'{name}.json').read_text()), spec_sha256=study.sha256, **(dict(spec=raw) if name=='manifest' else {})))
         steps = read_rows(folder/'steps.jsonl')
         (folder/'steps.jsonl').write_text(''.join(json.dumps(dict(steps[i%len(steps)], step=i))+'\n' for i in range(200)))
-        rows = [dict(item_id=f'arith/test/{i}', correct=int(rng.random()<.5), extracted='1', gold='1', reason='correct', stop_reason='stop', completion_tokens=200, text=EVIL if i==3 else text(), question=EVIL if i==3 else question[i], grader='marker-1') for i in range(1319)]
+        rows = [dict(item_id=f'gsm8k/test/{i}', correct=int(rng.random()<.5), extracted='1', gold='1', reason='correct', stop_reason='stop', completion_tokens=200, text=EVIL if i==3 else text(), question=EVIL if i==3 else question[i], grader='marker-1') for i in range(1319)]
         (folder/'eval.jsonl').write_text(''.join(json.dumps(r)+'\n' for r in rows))
     return report(study, runs)
 
