@@ -178,7 +178,7 @@ def test_items_filter(page, big):
     assert page.locator('.answers .right').count()==page.locator('.answers .wrong').count()==25
     page.locator('#kind').select_option('all')
     page.locator('#words').fill(right and json.loads((big.parent/a/'attempt_1/eval.jsonl').read_text().splitlines()[7])['text'][:60])
-    assert count()==1 and page.locator('.item h3').inner_text()=='arith/test/7'
+    assert count()==1 and page.locator('.item h3').inner_text()=='gsm8k/test/7'
 
 def test_what_a_model_wrote_stays_text(page, big):
     opened(page, big)
