@@ -388,7 +388,7 @@ def run_arm(
     if not (done := completed(study, arm, runs_dir, stage)): raise RuntimeError(f'{study.name}/{arm}: the notebook ended, but no attempt is complete')
     return done[1]
 
-# %% ../nbs/18_study.ipynb #fdcaebdf
+# %% ../nbs/18_study.ipynb #42c8c735
 _ONE = 'import json,sys; from rxnb.study import run_arm; run_arm(**json.loads(sys.argv[1]))'
 
 def run_study(
@@ -410,7 +410,7 @@ def run_study(
         print(f'== {study.name}/{n}', flush=True)
         try: run_arm(arm=n, **where)
         except Exception as e:
-            if stage=='full' and update_status(study, runs_dir)['arms'][n]['state'] in ('queued','running'): update_status(study, runs_dir, n, state='failed', cause=f'{type(e).__name__}: {e}') # it did not come so far as to say so itself
+            if stage=='full' and update_status(study, runs_dir)['arms'][n]['state']=='queued': update_status(study, runs_dir, n, state='failed', cause=(str(e).strip() or type(e).__name__).splitlines()[-1]) # it did not come so far as to say so itself
             raise
     return decide(study, runs_dir) if stage=='full' else None
 
