@@ -73,8 +73,8 @@ def prepare(
     check_reward(problems, s.task.reward)
     return Recipe(study, a, steps, problems, prompt_order(len(problems), a.seed), est, ring)
 
-# %% ../nbs/14_train.ipynb #eab76229
-BUILT_IN = ('importance_sampling', 'ppo', 'cispo', 'dro')
+# %% ../nbs/14_train.ipynb #0629fbee
+BUILT_IN = ('importance_sampling', 'ppo', 'cispo')
 
 def built_in(
     name:str, # A loss of `rxnb.losses`
