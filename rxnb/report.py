@@ -243,7 +243,7 @@ def _items(study, items, at):
         '<button id="more" type="button" hidden>More items</button><noscript><p>The items need JavaScript; their rows are in the eval.jsonl of each arm.</p></noscript>'
         f'<script type="text/plain" id="items-data">{packed}</script>')
 
-# %% ../nbs/18b_report.ipynb #94828df6
+# %% ../nbs/18b_report.ipynb #b3825a5c
 def _accuracy(study, runs_dir, places, at):
     "Accuracy, cut-off and answerless shares of every arm, from its result."
     rows = []
@@ -279,9 +279,10 @@ def _amendments(at):
     "What was changed after the seal, and why."
     f = at.folder/'amendments.jsonl'
     if not f.exists(): return '<p>The study was not amended.</p>'
-    rows = [[at.cite(r['time_utc'], 'amendments.jsonl', f'L{n}'), '<br>'.join(f'<code>{esc(c["path"])}</code>: {esc(json.dumps(c["old"]))} → {esc(json.dumps(c["new"]))}' for c in r['changes']), esc(r['reason']), f'<code>{esc(r["sha256"][:12])}</code>']
+    seen = lambda r: 'graded items' if r['outcome_data'] else 'the registered calibration, after a pilot' if r['calibration'] else 'a pilot' if r['pilot_data'] else 'nothing'
+    rows = [[at.cite(r['time_utc'], 'amendments.jsonl', f'L{n}'), seen(r), '<br>'.join(f'<code>{esc(c["path"])}</code>: {esc(json.dumps(c["old"]))} → {esc(json.dumps(c["new"]))}' for c in r['changes']), esc(r['reason']), f'<code>{esc(r["sha256"][:12])}</code>']
             for n,r in enumerate(read_rows(f), 1)]
-    return table(('when','change','reason','then in force'), rows)
+    return table(('when','seen by then','change','reason','then in force'), rows)
 
 # %% ../nbs/18b_report.ipynb #8d3cff80
 def _cost(study, runs_dir, at):
