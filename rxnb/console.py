@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['INTERRUPTED', 'list_studies', 'show_study', 'run', 'conclude', 'main']
 
-# %% ../nbs/18c_console.ipynb #373d68f5
+# %% ../nbs/18c_console.ipynb #3fc6011a
 import argparse, json, signal, subprocess, sys, threading, time
 from pathlib import Path
 import rxnb
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from .connect import endpoint, probe
@@ -20,7 +21,7 @@ from .spec import default_runs_dir, in_force, load_spec, spec_names
 from .serve import find_model
 from .study import decide, notebook, rehearse
 
-# %% ../nbs/18c_console.ipynb #6677fb07
+# %% ../nbs/18c_console.ipynb #d17bbca0
 def _status(study, runs_dir):
     "What status.json says, or None."
     f = study_dir(study, runs_dir)/'status.json'
@@ -34,17 +35,19 @@ def _decided(study, runs_dir):
     return s['state'] if s else 'not begun'
 
 def _own(runs_dir):
-    "Studies that were sealed under a folder and are not packaged."
-    found = (load_spec(json.loads(f.read_text(encoding='utf-8'))['spec']) for f in sorted(Path(runs_dir or default_runs_dir()).glob('*/sealed.json')))
-    return [in_force(s, runs_dir) for s in found if s.name not in spec_names()]
+    "(name, Study or the ValueError that it raises) of what was sealed in a folder and is not packaged."
+    for f in sorted(Path(runs_dir or default_runs_dir()).glob('*/sealed.json')):
+        if (name := f.parent.name) in spec_names(): continue
+        try: yield name, in_force(load_spec(json.loads(f.read_text(encoding='utf-8'))['spec']), runs_dir)
+        except ValueError as e: yield name, e
 
 def list_studies(
     runs_dir=None # Folder of all studies; $RXNB_RUNS_DIR, or runs/
 ) -> Table:
-    "The packaged studies and those sealed in the folder, and how far each is; raises ValueError where a seal was changed by hand."
+    "The packaged studies and those sealed in the folder, and how far each is, or why it cannot be read."
     t = Table('study', 'arms', 'model', 'state', 'title')
-    for s in [*map(load_spec, spec_names()), *_own(runs_dir)]:
-        name = s.name
+    for name,s in [*((n, load_spec(n)) for n in spec_names()), *_own(runs_dir)]:
+        if isinstance(s, ValueError): t.add_row(name, '', '', 'unreadable', escape(str(s))); continue
         t.add_row(name, str(len(s.arms)), s.spec.base_model, _decided(s, runs_dir), s.spec.title)
     return t
 
