@@ -396,7 +396,7 @@ def seeds(
     if one!=two: return None,'a seed does not repeat: rely on none'
     return (True,'repeats, alone and among 16 requests') if among==one else (None,'repeats alone, not among 16 requests: rely on none')
 
-# %% ../nbs/08a_endpoint.ipynb #3807d828
+# %% ../nbs/08a_endpoint.ipynb #808bcad7
 def refusal(
     submit:Callable,     # () -> future
     seconds:float=60,    # longest wait for its result
@@ -412,10 +412,9 @@ def refusal(
         return type(e).__name__
 
 def refuses(
-    s:Subject,       # not touched: the mistakes are submitted by what is in `submits`
     submits:dict,    # what is wrong -> () -> future
 ) -> tuple:          # (passed, the errors by name, or what was taken)
-    "All of these are refused as mistakes of the caller, and the client still works."
+    "All of these are refused as mistakes of the caller."
     said = {what: refusal(f) for what,f in submits.items()}
     taken = [w for w,r in said.items() if r is None]
     return not taken,f'taken: {", ".join(taken)}' if taken else ', '.join(f'{w}: {r}' for w,r in said.items())
@@ -427,9 +426,9 @@ def missing_inputs(
     "A loss without one of its inputs is an error."
     c = s.fresh(); pre = len(PROMPT)-1; tokens,q = s.rolls[0]; full = PROMPT+tokens
     inputs = dict(logprobs=[0.]*pre+q, advantages=[0.]*pre+[1.]*len(q))
-    return refuses(s, {f'importance_sampling without {k}': lambda k=k: c.forward_backward([datum(full, **{n: v for n,v in inputs.items() if n!=k})], 'importance_sampling') for k in inputs})
+    return refuses({f'importance_sampling without {k}': lambda k=k: c.forward_backward([datum(full, **{n: v for n,v in inputs.items() if n!=k})], 'importance_sampling') for k in inputs})
 
-# %% ../nbs/08a_endpoint.ipynb #227b5d9e
+# %% ../nbs/08a_endpoint.ipynb #fb9fe67f
 @check('error forms')
 def error_forms(
     s:Subject,   # a fresh client of it makes the mistakes
@@ -437,7 +436,7 @@ def error_forms(
     "Mistakes are errors of the caller, and the client goes on after them."
     c,good = s.fresh(),s.weighted()[:1]; tokens = PROMPT[:4]
     opened = lambda path: lambda: draw(resolve(s.service.create_sampling_client(model_path=path)), 1, 1)
-    out = refuses(s, {'unknown loss': lambda: c.forward_backward(good, 'no_such_loss'),
+    out = refuses({'unknown loss': lambda: c.forward_backward(good, 'no_such_loss'),
         'targets of another length': lambda: c.forward_backward([datum(tokens, target_tokens=np.array(PROMPT[:9]), weights=np.ones(9))], 'cross_entropy'),
         'token outside the vocabulary': lambda: c.forward_backward([datum([1, 2**30, 2], weights=[1, 1])], 'cross_entropy'),
         'sampler that does not exist': opened(s.path+'-none'), 'training state as a sampler': opened(s.state)})
