@@ -226,7 +226,7 @@ def threshold_rule(
     outcome,reason = next(c[1:] for c in clauses if c[0])
     return ThresholdDecision(outcome, float(gap), {a: float(d) for a,d in drops.items()}, fell, len(ids), treatment, baseline, reason)
 
-# %% ../nbs/16_decision.ipynb #239d45f4
+# %% ../nbs/16_decision.ipynb #53048cf9
 @dataclass(frozen=True)
 class Secondary:
     "Other readings of the same items; never decisive."
@@ -238,6 +238,10 @@ class Secondary:
         body = '\n'.join(f'| {m} | {num(lo)} | {num(hi)} | {"" if p is None else f"{p:.2g}"} | {note} |' for m,lo,hi,p,note in self.rows)
         return f'*Secondary, never decisive* (item order: seed {self.seed})\n\n| method | lower | upper | p | |\n|---|---|---|---|---|\n{body}'
 
+def _ends(weights, bounds):
+    "Least and greatest value that a contrast can have."
+    return tuple(float(sum(pick(w*b for b in bounds) for w in weights)) for pick in (min, max))
+
 def secondary(
     items:dict, # Arm -> {item id: value}
     weights:dict, # Arm -> weight
@@ -248,7 +252,7 @@ def secondary(
     "Every other interval for the same contrast; the two-arm methods where two arms with 0/1 outcomes stand against each other."
     ids,v_NA = paired_values(items, weights, bounds)
     w_A = np.array(list(weights.values()), np.float64)
-    d_N,ends = v_NA@w_A, (float(np.where(w_A>0, w_A*bounds[0], w_A*bounds[1]).sum()), float(np.where(w_A>0, w_A*bounds[1], w_A*bounds[0]).sum()))
+    d_N,ends = v_NA@w_A, _ends(w_A, bounds)
     rows = [('hedged betting', *hedged(d_N, alpha, ends, seed), None, 'finite sample; depends on the item order'),
             ('empirical Bernstein, predictable plug-in', *predictable_bernstein(d_N, alpha, ends, seed), None, 'finite sample; depends on the item order'),
             ('empirical Bernstein, Maurer–Pontil', *(maurer_pontil(d_N, alpha, ends) if len(ids)>1 else (None, None)), None, 'finite sample; needs two items')]
@@ -403,7 +407,7 @@ class Reaches(list):
     def warnings(self) -> list: return [r.warning for r in self if r.warning]
     def _repr_markdown_(self): return '\n\n'.join(r._repr_markdown_() for r in self) or 'no rule is registered'
 
-# %% ../nbs/16_decision.ipynb #00cbc226
+# %% ../nbs/16_decision.ipynb #6a0c0027
 def reach_of(
     criterion:str, # Id
     n:int, # Items
@@ -430,7 +434,7 @@ def reach_of(
                 continue
             if abs(e)/pairs>q: continue
             power.append((e, q, *hoeffding_power(n, margin, e, q, pairs, alpha, n_criteria), *(simulated_power(n, margin, e, q, pairs, alpha/n_criteria, studies) if studies else (None,None))))
-    need,top = lambda x: items_needed(x, w, alpha, bounds, n_criteria), sum(max(x*b for b in bounds) for x in w)
+    need,top = lambda x: items_needed(x, w, alpha, bounds, n_criteria), _ends(w, bounds)[1]
     return Reach(criterion, n, margin, h, margin+h, {x: need(x) for x in (.01,.03,.05)}, likely, need(likely-margin) if margin<likely<=top else None, tuple(power),
         {e: validation_bound(n, e, margin+h, w, bounds) for e in effects}, (f'Exact for {pairs} independent pair{"s"*(pairs>1)} of arms that share the effect; the two alternatives are simulated ({studies} studies).' if plain else
         'Simulated (20,000 studies): on the stated share of items every arm is right or wrong by itself, on the others all arms are alike.'))

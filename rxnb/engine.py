@@ -131,7 +131,7 @@ def _make_sites(model):
     for m in found.values(): m.__class__ = LoraLinear
     return {n:(m, group[n.split('.')[-1]]) for n,m in found.items()}
 
-# %% ../nbs/07_engine.ipynb #09497cad
+# %% ../nbs/07_engine.ipynb #90f69c9d
 def _load(path, dtype):
     from transformers import AutoModelForCausalLM
     p = str(path); local = Path(p).expanduser()
@@ -143,7 +143,7 @@ def _load(path, dtype):
 def _pick_device(device):
     try: d = torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if device=='auto' else device)
     except RuntimeError: raise ValueError(f'{device!r} is no device: auto, cpu, cuda or cuda:<n>') from None
-    if d.type=='cuda' and (d.index or 0)>=(here := torch.cuda.device_count() if torch.cuda.is_available() else 0): raise ValueError(f'{device} is not here: this machine shows {here} GPUs to PyTorch')
+    if d.type=='cuda' and (d.index or 0)>=(here := torch.cuda.device_count()): raise ValueError(f'{device} is not here: this machine shows {here} GPUs to PyTorch')
     return torch.device('cuda', torch.cuda.current_device()) if d.type=='cuda' and d.index is None else d
 
 # %% ../nbs/07_engine.ipynb #739c73bb

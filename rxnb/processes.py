@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from .resume import Stop, Stopped
 
-# %% ../nbs/17b_processes.ipynb #1c04727e
+# %% ../nbs/17b_processes.ipynb #51f7052d
 def device_names(
     devices # 0, '0,1', 'cuda:0,cpu', or a sequence of such
 ) -> list: # Names that torch knows; a device named twice runs two arms at a time
@@ -29,7 +29,7 @@ def require_devices(
     "Raise ValueError naming a GPU that is not here, before anything is started on it."
     if not (gpus := [d for d in device_names(devices) if d!='cpu']): return
     import torch
-    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    here = torch.cuda.device_count()
     if away := [d for d in gpus if int(d[5:])>=here]: raise ValueError(f'{away[0]} is not here: this machine shows {here} GPUs to PyTorch; cpu,cpu runs two arms at a time without one')
 
 # %% ../nbs/17b_processes.ipynb #9aee9d62

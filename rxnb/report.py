@@ -56,7 +56,7 @@ class Source:
         "A number that links to its file and row."
         return f'<a class="n" href="{self.href(file, at)}" title="{esc(file)}{"" if at is None else ", "+esc(at)}">{esc(text)}</a>'
 
-# %% ../nbs/18b_report.ipynb #f72219f3
+# %% ../nbs/18b_report.ipynb #b7282613
 def _contrast(weights):
     "A weighted sum of arms in words."
     signed = [(w, a) for a,w in sorted(weights.items(), key=lambda x: -x[1])]
@@ -69,6 +69,11 @@ def _limit(x):
     "A registered limit, in all its digits and at least three."
     return (s if float(s := f'{x:+.3f}')==x else f'{x:+.12g}').replace('-', '−')
 
+def _interval(d, kind='interval'):
+    "What a paired rule says of one contrast, without a stop."
+    return (f'{d.outcome}: {_contrast(d.weights)} = {_num(d.mean)}, {confidence(d.alpha)} {kind} [{_num(d.lower)}, {_num(d.upper)}] over {d.n:,} items, '
+            f'against a margin of {_limit(d.margin)}')
+
 def sentence(
     decision # What `study.decide` returns
 ) -> str: # Text
@@ -77,9 +82,8 @@ def sentence(
     if isinstance(decision, Waiting): return f'No decision yet: {", ".join(decision.missing)} not complete.'
     if isinstance(decision, ThresholdDecision):
         return (f'{decision.outcome}: {decision.treatment} − {decision.baseline} = {_num(decision.gap)} over {decision.n:,} items; {decision.reason}. A rule of thresholds has no interval and bounds no error.')
-    if isinstance(decision, Joint): return f'{decision.outcome}: ' + '; '.join(f'{k}: {sentence(d).rstrip(".").replace(" interval [", " simultaneous interval [")}' for k,d in decision.criteria.items()) + '.'
-    return (f'{decision.outcome}: {_contrast(decision.weights)} = {_num(decision.mean)}, {confidence(decision.alpha)} interval [{_num(decision.lower)}, {_num(decision.upper)}] over {decision.n:,} items, '
-            f'against a margin of {_limit(decision.margin)}.')
+    if isinstance(decision, Joint): return f'{decision.outcome}: ' + '; '.join(f'{k}: {_interval(d, "simultaneous interval")}' for k,d in decision.criteria.items()) + '.'
+    return _interval(decision)+'.'
 
 # %% ../nbs/18b_report.ipynb #c13bb616
 def _outcome(decision): return getattr(decision, 'outcome', 'waiting')

@@ -774,7 +774,7 @@ def serve(
     found = dict(find_model(n) for n in (base_model if isinstance(base_model, (list, tuple)) else [base_model]))
     return Server(App(_backends(found, sample_devices, device=device, dtype=dtype), Store(checkpoint_dir), token), host, port)
 
-# %% ../nbs/08_serve.ipynb #b79647df
+# %% ../nbs/08_serve.ipynb #8ce6aaee
 def split_devices(
     names:str,   # with commas, or ''
 ) -> tuple:
@@ -794,7 +794,7 @@ def main():
     o = a.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try: s = serve(o.base_model, o.port, o.device, o.host, o.checkpoint_dir, None if _is_loopback(o.host) else os.environ.get('TINKER_API_KEY'), sample_devices=split_devices(o.sample_devices))
-    except (ValueError, OSError, OverflowError, RuntimeError, AssertionError) as e: a.exit(1, f'{a.prog}: {e}\n')
+    except (ValueError, OSError, OverflowError) as e: a.exit(1, f'{a.prog}: {e}\n')
     with s, suppress(KeyboardInterrupt):
         print(s.base_url, flush=True)
         while s.alive: time.sleep(.5)   # not join: interrupted, Python 3.11 takes the thread for finished

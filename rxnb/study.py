@@ -58,7 +58,7 @@ def rehearse(
         if getattr(study.spec, k): tried(k, held_out, k, data_dir)
     if wrong: raise ValueError(f'{study.name} cannot run:\n' + '\n'.join(f'- {", ".join(w)}: {e}' for e,w in wrong.items()))
 
-# %% ../nbs/18_study.ipynb #6fbd692c
+# %% ../nbs/18_study.ipynb #0461cfaa
 def _grade(recipe, attempt, name, sampler, tokenizer, items, halt, step=None):
     "Grade the items that have no row yet, and write a row each; raises what `halt` returns while some are left, and ValueError where some were graded by another grader."
     s,columns,grader = recipe.study.spec, ('item_id','correct','stop_reason','completion_tokens','grader'), grader_id(recipe.study.spec.grader)
@@ -66,7 +66,7 @@ def _grade(recipe, attempt, name, sampler, tokenizer, items, halt, step=None):
     if name!='curve' and (other := {r.get('grader', grader) for r in attempt.rows(name)}-{grader}): raise ValueError(f'{attempt.path/f"{name}.jsonl"}: items graded by {", ".join(other)} are not mixed with items graded by {grader}; give the attempt up, or grade the stored texts with one grader: rxnb.study.regrade({str(attempt.path)!r}, {s.grader!r})')
     done = {r['item_id'] for r in mine()}
     for rows in greedy_rows(sampler, tokenizer, [p for p in items if p.id not in done], s.prompt, s.eval.max_tokens, s.grader):
-        attempt.append(name, [dict(r if step is None else dict(step=step, **(r if name=='checkpoints' else {k: r[k] for k in columns}))) for r in rows]) # what a rule decides on keeps its text
+        attempt.append(name, rows if step is None else [dict(step=step, **(r if name=='checkpoints' else {k: r[k] for k in columns})) for r in rows]) # what a rule decides on keeps its text
         done |= {r['item_id'] for r in rows}
         if len(done)<len(items) and (e := halt()): raise e
     return mine()
@@ -209,15 +209,14 @@ def execute(
     try: return done[1] if (done := completed(study, arm, runs_dir, stage)) else _attempt(recipe, stage, service, runs_dir, lock, kept, every, items, curve) # done by the process that had the lock
     finally: lock.release(force=True)
 
-# %% ../nbs/18_study.ipynb #87163031
+# %% ../nbs/18_study.ipynb #3277cd26
 def _same_items(arms):
     "Raise ValueError where two arms, {name: (manifest, rows)}, were trained or graded on other data."
-    first = next(iter(arms), None)
     said = lambda rows: {r['item_id']: [r.get(k) for k in ('question','gold')] for r in rows}
-    for a,(manifest,rows) in arms.items():
-        known,mine = said(arms[first][1]), said(rows)
+    read = [(a, manifest.get('data'), said(rows)) for a,(manifest,rows) in arms.items()]
+    for (first,before,known),(a,data,mine) in ((read[0], other) for other in read[1:]):
         if odd := [i for i in known if i in mine and any(None not in (x,y) and x!=y for x,y in zip(known[i], mine[i]))]: raise ValueError(f'{a} and {first} were graded on other data: item {odd[0]} is {mine[odd[0]]} in the one and {known[odd[0]]} in the other')
-        if None not in (x := manifest.get('data'), y := arms[first][0].get('data')) and x!=y: raise ValueError(f'{a} and {first} read other data: sha256 {x} and {y}')
+        if None not in (data, before) and data!=before: raise ValueError(f'{a} and {first} read other data: sha256 {data} and {before}')
 
 def collect(
     study:Study, # What is registered
