@@ -433,7 +433,7 @@ def _flatten(batch, key, device):
     K = max(x.shape[1] for x in xs)
     return torch.as_tensor(np.concatenate([np.pad(x, ((0,0),(0,K-x.shape[1]))) for x in xs]), device=device)
 
-# %% ../nbs/07_engine.ipynb #9e208955
+# %% ../nbs/07_engine.ipynb #b12755de
 def _hidden(engine, ids):
     "Final hidden states [B,L,H], by the fast way where the model takes it."
     return states(engine.fast, ids, causal_attention, engine.recompute) if engine.fast else engine.hidden(ids)
@@ -441,9 +441,9 @@ def _hidden(engine, ids):
 def _saved_bytes(f, apart):
     "Bytes that autograd saves during `f`, other than the tensors `apart`."
     seen, known = {}, {t.untyped_storage().data_ptr() for t in apart}
-    def pack(t): m = t.untyped_storage(); seen[m.data_ptr()] = m.nbytes(); return t
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t): kept = f()
-    return sum(n for at,n in seen.items() if at not in known)
+    def pack(t): m = t.untyped_storage(); seen[m.data_ptr()] = m # not the tensor: with it a node would hold itself, and never be freed
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t): f()
+    return sum(m.nbytes() for at,m in seen.items() if at not in known)
 
 def _token_bytes(engine, lora):
     "Bytes that a forward pass keeps for the backward pass, by token: measured once a rank, on 512 tokens (128 on a CPU)."

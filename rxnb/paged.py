@@ -385,7 +385,7 @@ def decode(
     while (run.who>=0).any(): _advance(run, max_rows); _admit(run) if run.waiting else None
     return [(run.tokens[x,:n].copy(), run.logps[x,:n].copy(), bool(run.stopped[x])) for x,n in enumerate(run.count)]
 
-# %% ../nbs/06b_paged.ipynb #6f4987a7
+# %% ../nbs/06b_paged.ipynb #ab0451ec
 class _Through(torch.autograd.Function):
     "(wide input, product, what the input was made of, how) -> output; the adapters' gradients are added to the product's `gA` and `gB`."
     @staticmethod
@@ -404,7 +404,8 @@ class _Through(torch.autograd.Function):
 
 def _layer(self, l, h, y, pos, B, attention, keep=None):
     "One layer on [B·L,H]: the residual stream before the feed-forward part, and what that adds to it."
-    heads, wide, norm = (self.HQ, self.HK, self.HK), lambda p: p.d_in+p.extra, lambda w: lambda h, out: add_norm(h, None, w, self.eps, out)
+    heads, wide, eps = (self.HQ, self.HK, self.HK), lambda p: p.d_in+p.extra, self.eps
+    norm = lambda w: lambda h, out: add_norm(h, None, w, eps, out) # not `self`: the graph of a forward pass would hold the engine that keeps it
     h, x = AddNorm.apply(h, y, l.before, self.eps, wide(l.qkv))
     t = Turn.apply(_Through.apply(x, l.qkv, h, norm(l.before)), pos, self.cos, self.sin, l.norms, self.eps, self.HQ, self.HK)
     q, k, v = (z.transpose(1, 2) for z in t.view(B, -1, sum(heads), self.d).split(heads, 2))
