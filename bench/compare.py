@@ -19,7 +19,7 @@ a = p.parse_args()
 
 def start(python, script, *args):
     "A side of the comparison, waiting for its turn."
-    path = str(here.parent) if script=='step.py' else os.environ.get('PEER_PYTHONPATH', '')
+    path = os.pathsep.join(filter(None, [str(here.parent), os.environ.get('PYTHONPATH')])) if script=='step.py' else os.environ.get('PEER_PYTHONPATH', '')
     return subprocess.Popen([python, here/script, '--steps', str(a.steps), '--warmup', str(a.warmup), *args], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(os.environ, PYTHONPATH=path, BENCH_TURNS='1'))
 
 def until(side, *heads):

@@ -74,13 +74,18 @@ def gap(e, lora, reqs, out, n=32):
     return dict(max_nats=float(d.max()), mean_nats=float(d.mean()))
 
 def on_gpu():
-    rows = dict(machine=machine(), torch=torch.__version__, transformers=transformers.__version__, cuda=torch.version.cuda, decode=[], train=[], gap=[])
+    rows = dict(machine=machine(), torch=torch.__version__, transformers=transformers.__version__, cuda=torch.version.cuda, decode=[], train=[], micro=[], gap=[])
     for name in SHAPES:
         t = time.perf_counter(); e = build(name); loaded = time.perf_counter()-t; lora = adapter(e)
         def note(kind, row): rows[kind].append(dict(model=name, **row)); print(kind, rows[kind][-1], flush=True)
         for live in (1., .5): note('train', train_row(e, lora, live=live))
         if name=='0.6B Qwen3':
             for N in (1024, 2048, 4096, 8192): note('train', train_row(e, lora, B=16384//N, N=N, n=3))
+            held = e.micro_tokens
+            for m in (8192, 12288, 16384, 24576):
+                e.micro_tokens = m
+                for B,N,live in ((32, 512, 1.), (128, 384, 2/3)): note('micro', dict(micro_tokens=m, **train_row(e, lora, B=B, N=N, live=live, n=3)))
+            e.micro_tokens = held
         row, reqs, out = decode_row(e, lora); note('decode', dict(row, load_s=loaded)); note('gap', gap(e, lora, reqs, out))
         note('decode', decode_row(e, None)[0])
         for prompts in (4, 32, 64): note('decode', decode_row(e, lora, prompts=prompts, n=2)[0])
