@@ -118,13 +118,13 @@ def _ended(ax, steps, look, label):
     ax.plot(steps.step, steps.truncated_frac, color=look['color'], label=label)
     ax.set(title='Cut off; without an answer dotted', xlabel='step', ylabel='share of answers')
 
-# %% ../nbs/17_plots.ipynb #c6078266
+# %% ../nbs/17_plots.ipynb #5c838d5b
 def _near_one(ax):
     "A logarithmic axis of ratios that does not zoom into rounding."
     low,high = ax.get_ylim()
     low,high = min(low, .8), max(high, 1.25)
     ax.set_ylim(low, high)
-    ax.yaxis.set_major_locator(LogLocator(subs=(1,2,5) if high/low<1e3 else (1,)))
+    ax.yaxis.set_major_locator(MaxNLocator(5) if high/low<3 else LogLocator(subs=(1,2,5) if high/low<1e3 else (1,))) # between 1 and 2 a logarithmic axis has no tick
     ax.yaxis.set_major_formatter('{x:g}')
     ax.yaxis.set_minor_formatter(NullFormatter())
 

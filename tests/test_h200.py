@@ -9,8 +9,10 @@ from rxnb.spec import load_spec
 from rxnb.study import decide
 
 results = Path(__file__).parents[1]/'nbs'/'results'
+SECOND = ('h200_gs1_2','h200_tailrl_lag_2','h200_tailrl_graded_2','h200_centering_2','h200_centering_r4_2')
+each_study = pytest.mark.parametrize('name', ['h200_gs1','h200_tailrl_lag','h200_centering',*SECOND])
 
-@pytest.mark.parametrize('name', ['h200_gs1','h200_tailrl_lag','h200_centering'])
+@each_study
 def test_the_kept_rows_give_the_verdict_of_the_day(name, tmp_path):
     "decision.json was written on the machine that trained; the same function reads the kept rows."
     shutil.copytree(results/name, tmp_path/name)
@@ -21,7 +23,7 @@ def test_the_kept_rows_give_the_verdict_of_the_day(name, tmp_path):
     assert json.loads((tmp_path/name/'decision.json').read_text())==stored
     assert stored['spec_sha256']==study.sha256==json.loads((tmp_path/name/'sealed.json').read_text())['sha256']
 
-@pytest.mark.parametrize('name', ['h200_gs1','h200_tailrl_lag','h200_centering'])
+@each_study
 def test_a_changed_row_changes_what_is_decided(name, tmp_path):
     "The verdict is made of the rows, not of the file beside them."
     shutil.copytree(results/name, tmp_path/name)
@@ -34,25 +36,28 @@ def test_a_changed_row_changes_what_is_decided(name, tmp_path):
     value = lambda d: getattr(d, 'gap', None) if rule.method=='threshold' else d.mean
     assert value(decide(study, tmp_path))>value(before)+.5
 
-def test_sealed_before_the_first_step():
+@each_study
+def test_sealed_before_the_first_step(name):
     "Every arm began after its study was sealed, under that spec, and graded the whole test split after all its steps."
-    for name in ('h200_gs1','h200_tailrl_lag','h200_centering'):
-        sealed = json.loads((results/name/'sealed.json').read_text())
-        at = datetime.fromisoformat(sealed['time_utc'].replace('Z', '+00:00')).timestamp()
-        for manifest in results.glob(f'{name}/*/attempt_*/manifest.json'):
-            m = json.loads(manifest.read_text())
-            assert m['started_s']>at
-            assert m['spec_sha256']==sealed['sha256'] and m['task']['eval_split']=='test' and m['task']['train_split']=='train[4352:]'
-            steps,last = read_rows(manifest.parent/'steps.jsonl'), json.loads((manifest.parent/'result.json').read_text())
-            assert len(steps)==32==last['steps'] and last['eval']['n']==1319
+    sealed, manifests = json.loads((results/name/'sealed.json').read_text()), list(results.glob(f'{name}/*/attempt_*/manifest.json'))
+    at = datetime.fromisoformat(sealed['time_utc'].replace('Z', '+00:00')).timestamp()
+    assert manifests
+    for manifest in manifests:
+        m = json.loads(manifest.read_text())
+        assert m['started_s']>at
+        assert m['spec_sha256']==sealed['sha256'] and m['task']['eval_split']=='test' and m['task']['train_split']=='train[4352:]'
+        steps,last = read_rows(manifest.parent/'steps.jsonl'), json.loads((manifest.parent/'result.json').read_text())
+        assert len(steps)==32==last['steps'] and last['eval']['n']==1319
 
-@pytest.mark.parametrize('name', ['h200_gs1_2','h200_tailrl_lag_2','h200_tailrl_graded_2','h200_centering_2','h200_centering_r4_2'])
-def test_the_second_series_is_what_was_sealed_and_no_arm_of_it_is_complete(name):
-    "The seal and every preflight are of the spec that is kept, and all lines of it held."
+@pytest.mark.parametrize('name', SECOND)
+def test_the_second_series_is_what_was_sealed_and_complete(name):
+    "The seal and every preflight are of the spec that is kept, all lines of it held, and no arm is missing."
     study = load_spec(results/name/'spec.json')
     sealed = json.loads((results/name/'sealed.json').read_text())
     assert sealed['sha256']==study.sha256==load_spec(sealed['spec']).sha256
     preflights = json.loads((results/name/'preflight.json').read_text())
     assert {r['name'] for r in preflights}==set(wanted_preflights(study.spec))
     for r in preflights: assert r['spec_sha256']==study.sha256 and r['passed'] and r['lines'] and all(l['passed'] for l in r['lines'])
-    assert not any(completed(study, a.name, results) for a in study.arms)
+    assert all(completed(study, a.name, results) for a in study.arms)
+    gates = read_rows(results/name/'gates.jsonl') if study.spec.activation_gate else []
+    assert all(g['passed'] for g in gates) and bool(gates)==bool(study.spec.activation_gate)
