@@ -16,7 +16,7 @@ a = p.parse_args(); quiet(a.threads); a.device = a.devices or a.device
 import numpy as np, torch, transformers
 torch.set_num_threads(a.threads)
 from tinker import types
-from rxnb.connect import connect, resolve
+from rxnb.connect import connect, made_by, resolve
 from rxnb.losses import loss_params, torch_loss
 from rxnb.rollouts import make_datum, token_columns
 from rxnb.train import checked_loss, no_gradient_frac, submit_loss, trainer_logps
@@ -59,7 +59,7 @@ def learn(client, rollouts, loss, rng):
     return dict(loss_s=took, gap_max_nats=float(d.max()), gap_mean_nats=float(d.mean()), grad_norm=norm)
 
 def run(lag, loss):
-    client = resolve(service.create_lora_training_client(base_model=folder, rank=a.lora, seed=0, train_unembed=False)); rng = np.random.default_rng(0)
+    client = made_by(service, service.create_lora_training_client(base_model=folder, rank=a.lora, seed=0, train_unembed=False)); rng = np.random.default_rng(0)
     save = lambda v: resolve(service.create_sampling_client(model_path=client.save_weights_for_sampler(f'v{v}').result().path))
     samplers, rows = [save(0)], []
     ask = lambda step: Sampling(samplers[max(0, step-lag)], step)
@@ -78,7 +78,7 @@ def run(lag, loss):
 
 def alternate(losses):
     "Median seconds of forward and backward for each loss, and their ratios to the first, round by round."
-    client = resolve(service.create_lora_training_client(base_model=folder, rank=a.lora, seed=0, train_unembed=False)); rng = np.random.default_rng(0)
+    client = made_by(service, service.create_lora_training_client(base_model=folder, rank=a.lora, seed=0, train_unembed=False)); rng = np.random.default_rng(0)
     rollouts = Sampling(resolve(service.create_sampling_client(model_path=client.save_weights_for_sampler('v0').result().path)), 0).read()
     rows = [{l: learn(client, rollouts, l, np.random.default_rng(n)) for l in losses} for n in range(a.warmup+a.alternate)][a.warmup:]
     return dict(side='rxnb', machine=machine(gpu), **vars(a), torch=torch.__version__, transformers=transformers.__version__, loss_s={l: statistics.median(r[l]['loss_s'] for r in rows) for l in losses},

@@ -11,7 +11,7 @@ p = argparse.ArgumentParser(description=__doc__); p.add_argument('--calls', type
 import numpy as np, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 import rxnb.engine as engine
-from rxnb.connect import connect, resolve
+from rxnb.connect import connect, made_by
 from rxnb.losses import loss_params, torch_loss
 from rxnb.rollouts import make_datum, token_columns
 from rxnb.train import submit_loss
@@ -31,7 +31,7 @@ def answer(self, lora, data, loss_fn, loss_config=None, backward=True):
     return out, {'loss:sum': 0., 'live_tokens:sum': 1.}
 engine.Engine.forward_backward = answer
 
-client = resolve(connect(base_model=folder, device='cpu').create_lora_training_client(base_model=folder, rank=4, seed=0, train_unembed=False)); rng = np.random.default_rng(0)
+service = connect(base_model=folder, device='cpu'); client = made_by(service, service.create_lora_training_client(base_model=folder, rank=4, seed=0, train_unembed=False)); rng = np.random.default_rng(0)
 ids = lambda *s: rng.integers(3, 64, s)
 rollouts = lambda k: [NS(prompt_tokens=tuple(ids(P).tolist()), tokens=tuple(ids(T).tolist()), logps=tuple((-rng.random(T)).tolist()), others=(ids(T, k), np.full((T, k), -4., np.float32)) if k else None) for _ in range(N)]
 

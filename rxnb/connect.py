@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['LOCAL_KEY', 'log', 'waiting', 'TESTED_SDK', 'shown', 'probe', 'embedded', 'release', 'api_key', 'served_models',
-           'counted', 'Waiting', 'say_waiting', 'endpoint', 'connect', 'describe', 'rest_client', 'save_adapter',
-           'check_endpoint']
+           'counted', 'Waiting', 'say_waiting', 'endpoint', 'connect', 'made_by', 'maker', 'describe', 'rest_client',
+           'save_adapter', 'check_endpoint']
 
-# %% ../nbs/09_connect.ipynb #f2f2a645
-import asyncio, atexit, gc, logging, os, sys, threading, time, urllib.request, warnings
+# %% ../nbs/09_connect.ipynb #9851bd23
+import asyncio, atexit, gc, logging, os, sys, threading, time, urllib.request, warnings, weakref
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -225,6 +225,24 @@ def connect(
         if keep_in: store.keep_in(service.holder._session_id, keep_in)
         for folder in known: store.read(folder)
     return service
+
+# %% ../nbs/09_connect.ipynb #8fc76c12
+_makers = weakref.WeakKeyDictionary() # client -> its service
+
+def made_by(
+    service, # `tinker.ServiceClient`
+    client,  # what it made, or a future of that
+):           # the client
+    "Note which service made a client."
+    client = resolve(client)
+    _makers[client] = service
+    return client
+
+def maker(
+    client, # `tinker.TrainingClient`
+):          # its `tinker.ServiceClient`; None where it was not noted
+    "The service that made a client."
+    return _makers.get(client)
 
 # %% ../nbs/09_connect.ipynb #dba926d7
 def describe(

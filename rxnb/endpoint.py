@@ -6,12 +6,12 @@
 __all__ = ['OUTCOMES', 'PROMPT', 'TTL_S', 'EPS', 'CHECKS', 'OPTIONAL', 'K', 'LAST', 'Check', 'Checks', 'resolve', 'wait', 'text',
            'datum', 'adam', 'Subject', 'draw', 'sequences', 'subject', 'trainer_logps', 'effect', 'calibrate', 'apart',
            'check', 'at_most', 'both', 'on_policy', 'prompt_logprobs', 'sum_reduction', 'weights_as_given',
-           'split_invariance', 'is_loss', 'custom_is_built_in', 'Done', 'two_targets', 'move', 'frozen', 'old_sampler',
-           'alternative_tokens', 'different_samples', 'seeds', 'refusal', 'refuses', 'missing_inputs', 'error_forms',
-           'gradient_norm', 'carried_out', 'examine']
+           'split_invariance', 'is_loss', 'custom_is_built_in', 'Done', 'traced_is', 'uploaded_is_built_in',
+           'two_targets', 'move', 'frozen', 'old_sampler', 'alternative_tokens', 'different_samples', 'seeds',
+           'refusal', 'refuses', 'missing_inputs', 'error_forms', 'gradient_norm', 'carried_out', 'examine']
 
-# %% ../nbs/08a_endpoint.ipynb #7a549b3a
-import time
+# %% ../nbs/08a_endpoint.ipynb #f0f67e78
+import time, weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 import numpy as np
@@ -312,6 +312,29 @@ class Done:
     ):
         "None, at once."
         return None
+
+# %% ../nbs/08a_endpoint.ipynb #6cf0a5b0
+_traced = weakref.WeakKeyDictionary() # service -> the handle of `traced_is`: a session takes a loss once
+
+def traced_is(logprobs, sampler_logp, advantage):
+    "Importance sampling of one datum, for `create_custom_loss`."
+    return -((logprobs-sampler_logp).exp()*advantage).sum(), {}
+
+@check('uploaded loss = built-in loss', optional=True)
+def uploaded_is_built_in(
+    s:Subject,   # calibrated
+) -> tuple:      # (passed, or None where losses stay in the client; what was measured)
+    "Importance sampling as a graph that the endpoint runs, and by its own loss."
+    if not hasattr(s.service, 'create_custom_loss'): return None,'this SDK cannot upload a loss'
+    if s.service not in _traced: _traced[s.service] = wait(s.service.create_custom_loss(traced_is, input_ranks=dict(logprobs=1, sampler_logp=1, advantage=1)))
+    if not (handle := _traced[s.service]).loss_id: return None,'the endpoint does not run it: it stays in the client'
+    rl,losses = s.rl(),[]
+    mine = [datum(PROMPT+t, sampler_logp=d.loss_fn_inputs['logprobs'].to_numpy(), advantage=d.loss_fn_inputs['advantages'].to_numpy()) for (t,_),d in zip(s.rolls, rl)]
+    def keep(f):
+        def submit(c): losses.append(wait(f(c)).metrics['loss:sum']); return Done()
+        return submit
+    a,b = effect(s, keep(lambda c: c.forward_backward_custom(mine, handle))),effect(s, keep(lambda c: c.forward_backward(rl, 'importance_sampling')))
+    return both(at_most(abs(losses[0]-losses[1])/abs(losses[1]), .02, f'loss {losses[0]:.5g} against {losses[1]:.5g}, relatively'), at_most(apart(a, b), .1, 'effects apart'))
 
 # %% ../nbs/08a_endpoint.ipynb #22d1c9fa
 @check('2-D targets', optional=True)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOSSES', 'REDUCTIONS', 'Loss', 'reduce_losses', 'loss_params', 'token_loss', 'torch_token_loss', 'torch_loss',
-           'dry_run', 'GradientMatch', 'same_gradient', 'ratio_stats']
+           'dry_run', 'datum_loss', 'GradientMatch', 'same_gradient', 'ratio_stats']
 
 # %% ../nbs/05_losses.ipynb #fa8048b5
 import math
@@ -307,6 +307,22 @@ def dry_run(
     for i,t in enumerate(ts):
         if t.grad is None: raise ValueError(f'datum {i} gets no gradient')
         if not t.grad.isfinite().all(): raise ValueError(f'the gradient of datum {i} is not finite')
+
+# %% ../nbs/05_losses.ipynb #d45afc7d
+def datum_loss(
+    name:str, # A name in `LOSSES` whose reduction is a sum and whose tokens stand alone
+    **params # Parameters of the loss, see `LOSSES`
+) -> Callable: # (logprobs, sampler_logp, advantage, mask) -> (loss, {}): [T] each, [T, 1+K] the first two for the centered losses
+    "A loss of one datum for `create_custom_loss` of the SDK; raises ValueError where the loss is of another kind."
+    p,L = loss_params(name, **params), LOSSES[name]
+    if not L.tokenwise or L.reduction!='sum': raise ValueError(f'{name} is no sum over tokens that stand alone')
+    def loss(logprobs, sampler_logp, advantage, mask):
+        import torch
+        keep = mask>0
+        lp,q = (torch.where(keep[:,None] if 'k' in p else keep, x, 0.) for x in (logprobs, sampler_logp))
+        return torch.where(keep, torch_token_loss(name, lp, q, torch.where(keep, advantage, 0.), **p), 0.).sum(), {}
+    loss.__name__ = name
+    return loss
 
 # %% ../nbs/05_losses.ipynb #9f19d011
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ __all__ = ['REFERENCES', 'LOSS_TOLERANCE', 'GRADIENT_TOLERANCE', 'HALF_NATS', 'P
            'Measured', 'feasibility_problems', 'feasibility', 'measure_pilot', 'time_evaluation', 'solve_arith',
            'audit_generated', 'wanted_preflights', 'standing_preflights', 'not_ready', 'require_ready']
 
-# %% ../nbs/13_preflight.ipynb #1196c29e
+# %% ../nbs/13_preflight.ipynb #4672eac7
 import copy, json, math, re, time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 import numpy as np
 from .advantages import estimator
-from .connect import resolve
+from .connect import made_by, resolve
 from .gates import read_gates
 from .losses import loss_params, token_loss
 from .records import study_dir, write_json
@@ -470,7 +470,7 @@ def greedy(
     seq = sampler.sample(prompt=types.ModelInput.from_ints(render(tokenizer, problem.question, spec.prompt)), num_samples=1, sampling_params=types.SamplingParams(max_tokens=max_tokens, temperature=0., seed=0)).result().sequences[0]
     return tuple(seq.tokens), tuple(seq.logprobs)
 
-# %% ../nbs/13_preflight.ipynb #66e4b66e
+# %% ../nbs/13_preflight.ipynb #c000ac47
 def probe(
     service, # A ServiceClient
     spec, # Of the study
@@ -482,7 +482,7 @@ def probe(
     client=None, # Its TrainingClient; a new LoRA of the arm's seed if left out
 ) -> Result:
     "Can this arm be trained, saved, and sampled from an old checkpoint?"
-    client = client or resolve(service.create_lora_training_client(base_model=spec.base_model, rank=spec.lora_rank, seed=arm.seed))
+    client = client or made_by(service, service.create_lora_training_client(base_model=spec.base_model, rank=spec.lora_rank, seed=arm.seed))
     tokenizer,stamp = client.get_tokenizer(), f'probe-{arm.name}-{time.time_ns()}'
     paths = [client.save_weights_for_sampler(f'{stamp}-v0').result().path]
     old = resolve(service.create_sampling_client(model_path=paths[0]))
@@ -553,7 +553,7 @@ def pinned_line(
     try: return [Line('pinned prompts', f'{check_pinned(tokenizer, prompt)} as pinned', 'all', True)]
     except ValueError as e: return [Line('pinned prompts', 'another', 'all', False, str(e))]
 
-# %% ../nbs/13_preflight.ipynb #5594c9d1
+# %% ../nbs/13_preflight.ipynb #d3148fbb
 HALF_NATS = 1e-3 # largest |log-ratio| on-policy: below it an endpoint computes in full precision, above it in half
 
 def check_samplers(
@@ -570,7 +570,7 @@ def check_samplers(
 ) -> Result:
     "Frozen samplers, split invariance, on-policy ratios, greedy flips and seeds."
     from tinker import types
-    client = resolve(service.create_lora_training_client(base_model=spec.base_model, rank=spec.lora_rank, seed=seed))
+    client = made_by(service, service.create_lora_training_client(base_model=spec.base_model, rank=spec.lora_rank, seed=seed))
     tokenizer,stamp = client.get_tokenizer(), f'endpoint-{time.time_ns()}'
     prompts = [render(tokenizer, p.question, spec.prompt) for p in problems[:8]]
     frozen = resolve(service.create_sampling_client(model_path=client.save_weights_for_sampler(f'{stamp}-v0').result().path))

@@ -7,12 +7,12 @@ __all__ = ['CHECKPOINT_EVERY', 'STATE', 'ROW_BYTES', 'TOKEN_BYTES', 'State', 'ch
            'removed', 'must_outlive', 'bytes_needed', 'require_room', 'Keeper', 'last_state', 'take_along',
            'LostCheckpoint', 'reopen', 'restore', 'close_dead', 'give_up', 'Stopped', 'Stop']
 
-# %% ../nbs/13a_resume.ipynb #e8c1183c
+# %% ../nbs/13a_resume.ipynb #e45d5bfd
 import json, os, shutil, signal, threading, time
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from .connect import resolve, rest_client
+from .connect import made_by, resolve, rest_client
 from .critic import save_critic
 from .records import COMPLETE, append_rows, attempts, is_running, read_rows, study_dir, write_json
 
@@ -232,7 +232,7 @@ def take_along(
         if some: append_rows(Path(to)/f'{name}.jsonl', some)
     write_json(Path(to)/STATE, asdict(state))
 
-# %% ../nbs/13a_resume.ipynb #65d44483
+# %% ../nbs/13a_resume.ipynb #b7579005
 class LostCheckpoint(RuntimeError):
     "A checkpoint that a state names and the endpoint does not have."
 
@@ -250,7 +250,7 @@ def reopen(
     import tinker
     for path in state.paths:
         try:
-            if path==state.training: client = resolve(service.create_training_client_from_state_with_optimizer(path))
+            if path==state.training: client = made_by(service, service.create_training_client_from_state_with_optimizer(path))
             elif path!=state.critic: resolve(service.create_sampling_client(model_path=path))
         except (tinker.NotFoundError, tinker.BadRequestError, tinker.RequestFailedError) as e: raise _lost(folder, state, path, e) from None
     removed(ask_removal(service, [p for p in expiries(service, state.training) if p not in state.paths])) # made by the process that died, and named by nothing

@@ -7,13 +7,13 @@ __all__ = ['log', 'PROTO', 'JSON', 'CLIENT_CONFIG', 'ADAM', 'packaged_models', '
            'Sampler', 'answer', 'failure', 'digest', 'Request', 'App', 'route', 'client_config', 'dynamic_config',
            'healthz', 'telemetry', 'capabilities', 'create_session', 'heartbeat', 'finish', 'promised', 'first',
            'retrieve_future', 'retrieve_futures', 'join_sampling_session', 'cancel_future', 'create_model', 'get_info',
-           'unload_model', 'forward_backward', 'optim_step', 'save_weights', 'save_weights_for_sampler', 'restored',
-           'load_weights', 'weights_info', 'checkpoint_row', 'page', 'list_checkpoints', 'list_model_checkpoints',
-           'list_runs', 'get_run', 'list_sessions', 'get_session', 'delete_checkpoint', 'set_ttl', 'copy_weights',
-           'save_weights_external', 'external_urls', 'external_file', 'create_sampling_session', 'get_sampler',
-           'asample', 'Server', 'serve', 'split_devices', 'main']
+           'unload_model', 'forward_backward', 'create_custom_loss', 'optim_step', 'save_weights',
+           'save_weights_for_sampler', 'restored', 'load_weights', 'weights_info', 'checkpoint_row', 'page',
+           'list_checkpoints', 'list_model_checkpoints', 'list_runs', 'get_run', 'list_sessions', 'get_session',
+           'delete_checkpoint', 'set_ttl', 'copy_weights', 'save_weights_external', 'external_urls', 'external_file',
+           'create_sampling_session', 'get_sampler', 'asample', 'Server', 'serve', 'split_devices', 'main']
 
-# %% ../nbs/08_serve.ipynb #2dbc64a7
+# %% ../nbs/08_serve.ipynb #3e5ff359
 import asyncio, hashlib, hmac, inspect, ipaddress, json, logging, os, re, secrets, socket, threading, time, uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,6 +27,7 @@ from fastcore.basics import patch
 from .checkpoints import Checkpoint, Store
 from .export import FILES, peft_files
 from .queue import Ask, Ordered, Promise, Promises, Spread, Worker
+from .uploaded import read_loss, run_loss
 from .wire import Refused, check_name, loss_config, read_datum, read_forward_backward, read_path, read_sample, unpack, write_forward_backward, write_sample
 from .wire import field as want
 
@@ -147,7 +148,7 @@ class Request:
         if not isinstance(o, dict): raise Refused(400, f'the body is a JSON {type(o).__name__}, not an object')
         return o
 
-# %% ../nbs/08_serve.ipynb #6c1ac171
+# %% ../nbs/08_serve.ipynb #f954ee5f
 class App:
     "The ASGI application."
     routes = []
@@ -163,7 +164,7 @@ class App:
     ):
         self.backends,self.store = {b.name: b for b in backends},Store() if store is None else store
         self.token,self.body_limit,self.unnamed_kept,self.idle_s,self.gap_s,self.poll_s = token,body_limit,unnamed_kept,idle_s,gap_s,poll_s
-        self.sessions,self.models,self.samplers,self.promises = {},{},{},Promises()
+        self.sessions,self.models,self.samplers,self.losses,self.promises = {},{},{},{},Promises()
         self.about,self.copies,self.secret = {},{},secrets.token_bytes(32)
 
     def close(self):
@@ -173,7 +174,7 @@ class App:
     def let_go(self):
         "Stop the workers and forget the models, whose memory is free then. Sessions are still answered: a client that finds nobody there warns every ten seconds."
         self.close()
-        for held in (self.backends, self.models, self.samplers): held.clear()
+        for held in (self.backends, self.models, self.samplers, self.losses): held.clear()
 
 def route(
     method:str,    # GET, POST, PUT or DELETE
@@ -259,9 +260,9 @@ async def __call__(self:App, scope, receive, send):
     await send(dict(type='http.response.start', status=status, headers=[(b'content-type', kind.encode()), (b'content-length', str(len(out)).encode())]))
     await send(dict(type='http.response.body', body=out))
 
-# %% ../nbs/08_serve.ipynb #18e6d00a
+# %% ../nbs/08_serve.ipynb #e0d93471
 CLIENT_CONFIG = dict(parallel_fwdbwd_chunks=False, fwdbwd_max_chunk_len=100_000, fwdbwd_max_chunk_bytes_count=256*2**20,
-    fwdbwd_dispatch_bytes_semaphore_size=2**30, use_pyqwest_transport=True, create_model_via_load_weights=True, sample_max_concurrent_requests=256)
+    fwdbwd_dispatch_bytes_semaphore_size=2**30, use_pyqwest_transport=True, create_model_via_load_weights=True, sample_max_concurrent_requests=256, custom_loss_server_side=True)
 
 @route('POST', 'client/config')
 def client_config(app, q): return CLIENT_CONFIG
@@ -279,12 +280,12 @@ def telemetry(app, q): return dict(status='accepted')  # accepted and dropped
 def capabilities(app, q):
     return dict(supported_models=[dict(model_name=n, max_context_length=b.engine.max_context, trainable=True, sampleable=True) for n,b in app.backends.items()])
 
-# %% ../nbs/08_serve.ipynb #45a7ec64
+# %% ../nbs/08_serve.ipynb #cb0681c1
 @patch
 def drop(self:App, session:str):
     "Forget a session with its models and samplers; checkpoints stay."
     self.sessions.pop(session, None); self.about.pop(session, None)
-    for d in (self.models, self.samplers):
+    for d in (self.models, self.samplers, self.losses):
         for i in [i for i in d if i.startswith(f'{session}:')]: del d[i]
 
 @patch
@@ -423,7 +424,7 @@ def unload_model(app, q):
     m.backend.worker.do(run, p)
     return promised(p, model_id=m.id)
 
-# %% ../nbs/08_serve.ipynb #0db4054e
+# %% ../nbs/08_serve.ipynb #8693aa9b
 @patch
 def operate(self:App,
     m:Model,
@@ -438,14 +439,30 @@ def operate(self:App,
         return run()
     return promised(m.order.add(seq, asked, made, self.promises), model_id=m.id)
 
+def _loss_of(app, m, msg):
+    "The uploaded loss that a request names. Raises `Refused` where this session has none of that name."
+    i = loss_config(msg).get('loss_id')
+    if not isinstance(i, str) or i not in app.losses or i.split(':')[0]!=m.id.split(':')[0]: raise Refused(404, f'there is no loss {i!r} in this session: create_custom_loss makes one')
+    return app.losses[i][1]
+
 @route('POST', 'forward_backward')
 def forward_backward(app, q):
     msg = read_forward_backward(unpack(q.body, q.headers.get('content-encoding', ''), app.body_limit)); m = app.model(dict(model_id=msg.model_id))
+    loss = _loss_of(app, m, msg) if msg.loss_fn=='custom' else None
     def run():
         from rxnb.engine import Datum
-        data = [Datum(*read_datum(d, i)) for i,d in enumerate(msg.data)]
-        return PROTO,write_forward_backward(*m.backend.engine.forward_backward(m.lora, data, msg.loss_fn, loss_config(msg), backward=not msg.forward_only))
+        data, back, engine = [Datum(*read_datum(d, i)) for i,d in enumerate(msg.data)], not msg.forward_only, m.backend.engine
+        return PROTO,write_forward_backward(*(run_loss(engine, m.lora, loss, data, back) if loss else engine.forward_backward(m.lora, data, msg.loss_fn, loss_config(msg), backward=back)))
     return app.operate(m, msg.seq_id, digest(msg.SerializeToString(deterministic=True)), run)
+
+# %% ../nbs/08_serve.ipynb #e3dedab0
+@route('POST', 'create_custom_loss')
+def create_custom_loss(app, q):
+    b = q.json(); i = f'{app.session(want(b, "session_id", str))}:loss:{want(b, "custom_loss_seq_id", int)}'; asked = digest(b)
+    if app.losses.get(i, (asked,))[0]!=asked: raise Refused(409, f'{i} is another loss')
+    if i not in app.losses: app.losses[i] = asked, read_loss(want(b, 'name', str), want(b, 'inputs', list), want(b, 'graph', dict))
+    p = app.promises.new(); p.set(answer(dict(type='create_custom_loss', loss_id=i)))
+    return promised(p)
 
 # %% ../nbs/08_serve.ipynb #cbb2dc32
 ADAM = ('learning_rate','beta1','beta2','eps','weight_decay','grad_clip_norm')

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['reply_tokens', 'taught', 'check_weights', 'run_warm_start', 'read_warm_start', 'known_checkpoints', 'open_client']
 
-# %% ../nbs/13a_warm.ipynb #f9d94f61
+# %% ../nbs/13a_warm.ipynb #67a39e78
 import json, time
 import numpy as np
-from .connect import connect, describe, endpoint, resolve
+from .connect import connect, describe, endpoint, made_by, resolve
 from .fields import sha256_of
 from .gguf import check_origin
 from .records import study_dir, write_json
@@ -112,7 +112,7 @@ def read_warm_start(
     if out['identity']!=_identity(study.spec): raise ValueError(f'{f} is the warm start of another registration: give the changed study another name, or another runs_dir')
     return out
 
-# %% ../nbs/13a_warm.ipynb #15a922d3
+# %% ../nbs/13a_warm.ipynb #8d9c5402
 def known_checkpoints(
     study, # A Study
     runs_dir=None, # Folder of all studies
@@ -132,7 +132,7 @@ def open_client(
     "A new LoRA of the arm's seed, or the weights that the warm start ended with; the optimizer is fresh in both. Raises ValueError where the endpoint does not have them."
     import tinker
     s = study.spec
-    if not s.warm_start: return resolve(service.create_lora_training_client(base_model=s.base_model, rank=s.lora_rank, seed=arm.seed))
+    if not s.warm_start: return made_by(service, service.create_lora_training_client(base_model=s.base_model, rank=s.lora_rank, seed=arm.seed))
     path = read_warm_start(study, runs_dir)['path']
-    try: return resolve(service.create_training_client_from_state(path))
+    try: return made_by(service, service.create_training_client_from_state(path))
     except (tinker.NotFoundError, tinker.BadRequestError, tinker.RequestFailedError) as e: raise ValueError(f'the endpoint does not have the warm start {path}: {e}') from None

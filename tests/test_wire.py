@@ -122,15 +122,44 @@ def test_a_state_loads_into_a_living_model(service, server):
     other = now(service.create_lora_training_client(base_model=server.name, rank=2))
     with pytest.raises(tinker.RequestFailedError, match='does not fit'), pytest.warns(FutureWarning): other.load_state(state).result()
 
-@pytest.mark.skipif(not hasattr(tinker.ServiceClient, 'create_custom_loss'), reason='came with SDK 0.36')
-def test_a_traced_loss_runs_in_the_client(service, server):
-    def nll(logprobs, weights):
-        loss = -(logprobs*weights).sum()
-        return loss,{'custom/nll:sum': loss}
-    d = types.Datum(model_input=text([1,2,3]), loss_fn_inputs=dict(target_tokens=np.array([2,3,4]), weights=np.ones(3, np.float32)))
-    tc = trainer(service, server); handle = service.create_custom_loss(nll, input_ranks=dict(logprobs=1, weights=1)).result()
-    a,b = tc.forward_backward_custom([d], handle).result().metrics,tc.forward_backward([d], 'cross_entropy').result().metrics
-    assert abs(a['loss:sum']-b['loss:sum'])<1e-4
+traces = pytest.mark.skipif(not hasattr(tinker.ServiceClient, 'create_custom_loss'), reason='came with SDK 0.36')
+
+def nll(logprobs, weights):
+    loss = -(logprobs*weights).sum()
+    return loss,{'custom/nll:sum': loss}
+RANKS = dict(logprobs=1, weights=1)
+one = lambda **kw: types.Datum(model_input=text([1,2,3]), loss_fn_inputs=dict(dict(target_tokens=np.array([2,3,4]), weights=np.array([1,2,.5], np.float32)), **kw))
+
+@traces
+def test_a_traced_loss_runs_on_the_server(service, server):
+    tc = trainer(service, server); handle = service.create_custom_loss(nll, input_ranks=RANKS).result(); lora = server.app.models[tc.model_id].lora
+    assert handle.loss_id in server.app.losses
+    def grad(f):
+        lora.grads = None; m = f().result().metrics; g = torch.cat([x.flatten() for x in lora.grads.values()]); lora.grads = None
+        return m,g
+    (a,g),(b,h) = (grad(f) for f in (lambda: tc.forward_backward_custom([one(), one()], handle), lambda: tc.forward_backward([one(), one()], 'cross_entropy')))
+    assert abs(a['loss:sum']-b['loss:sum'])<1e-4 and abs(a['custom/nll:sum']-a['loss:sum'])<1e-4 and torch.equal(g, h) and bool(g.any())
+
+@traces
+def test_what_a_traced_loss_may_not(service, server):
+    "An operation that is not on the list, a loss of another session, and one that is not finite; the client goes on."
+    tc = trainer(service, server)
+    def dropped(logprobs, weights): return torch.nn.functional.dropout(logprobs, .5).sum(), {}
+    with pytest.raises(tinker.BadRequestError, match='dropout'): service.create_custom_loss(dropped, input_ranks=RANKS).result()
+    def blown(logprobs, weights): return (-logprobs*1e30).exp().sum(), {}
+    handle = service.create_custom_loss(blown, input_ranks=RANKS).result()
+    with pytest.raises(tinker.RequestFailedError, match='datum 0: blown or its derivative is not finite'): tc.forward_backward_custom([one()], handle).result()
+    assert server.app.models[tc.model_id].lora.grads is None
+    other = tinker.ServiceClient(base_url=server.base_url, api_key=KEY); theirs = trainer(other, server)
+    with pytest.raises(tinker.NotFoundError, match='no loss'): theirs.forward_backward([one()], 'custom', dict(loss_id=handle.loss_id)).result()
+    with pytest.raises(tinker.NotFoundError, match='no loss'): theirs.forward_backward([one()], 'custom', {}).result()
+    assert tc.forward([one()], 'cross_entropy').result().metrics['loss:sum']>0
+
+@traces
+def test_a_session_takes_its_losses_along(server):
+    s = tinker.ServiceClient(base_url=server.base_url, api_key=KEY); handle = s.create_custom_loss(nll, input_ranks=RANKS).result()
+    session = handle.loss_id.split(':')[0]; assert handle.loss_id in server.app.losses
+    server.app.drop(session); assert handle.loss_id not in server.app.losses
 
 def test_custom_gradient_is_the_built_in_one(service, server):
     tc,_,data = rolled(service, server); lora = server.app.models[tc.model_id].lora

@@ -12,6 +12,8 @@ def train(tc, n=1):
         tc.forward_backward([types.Datum(model_input=text(PROMPT[:-1]), loss_fn_inputs=dict(target_tokens=np.array(PROMPT[1:]), weights=np.ones(len(PROMPT)-1, np.float32)))], 'cross_entropy').result()
         tc.optim_step(ADAM).result()
 
+def twice(logprobs): return 2*logprobs.sum(), {}
+
 def checkpoints(sc, tc, rest, kept):
     "List, look at, lengthen, copy and delete checkpoints; runs and sessions."
     state,sampler,external = kept
@@ -42,6 +44,9 @@ def main(base_url, base_model):
     sc = tinker.ServiceClient(base_url=base_url, api_key=KEY, user_metadata=dict(study='routes'))
     tc = now(sc.create_lora_training_client(base_model=base_model, rank=4, seed=0, user_metadata=dict(arm='one')))
     train(tc)
+    if hasattr(sc, 'create_custom_loss'):
+        handle = sc.create_custom_loss(twice, input_ranks=dict(logprobs=1)).result(); assert handle.loss_id
+        tc.forward_backward_custom([types.Datum(model_input=text(PROMPT[:-1]), loss_fn_inputs=dict(target_tokens=np.array(PROMPT[1:])))], handle).result()
     kept = [f(name).result().path for f,name in ((tc.save_state, 's'), (tc.save_weights_for_sampler, 'v'), (tc.save_weights_external, 'x'))]
     sampler = now(sc.create_sampling_client(model_path=kept[1]))
     assert sampler.get_base_model()==base_model
