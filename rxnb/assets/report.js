@@ -17,7 +17,7 @@ const unpack = async () => {
 const answer = (arm, a) => {
   const box = el("div", a.correct ? "right" : "wrong");
   const head = el("h4", "", `${arm}: ${a.correct ? "right" : "wrong"}`);
-  box.append(head, el("pre", "", a.text));
+  box.append(head, a.text === null ? el("p", "soft", "The text of this answer was not kept with its row.") : el("pre", "", a.text));
   const foot = el("div", "soft", `extracted ${a.extracted === null ? "nothing" : a.extracted}; ${a.reason}; ended by ${a.stop_reason}; ${a.completion_tokens} tokens; `);
   const link = el("a", "n", `row ${a.row}`);
   link.href = `${a.file}#L${a.row}`;
@@ -48,7 +48,7 @@ const start = items => {
     for (const e of document.querySelectorAll(".name-b")) e.textContent = b;
     $("n-right-a").textContent = count(x => x); $("n-wrong-a").textContent = count(x => !x);
     $("n-right-b").textContent = count((x, y) => y); $("n-wrong-b").textContent = count((x, y) => !y);
-    const has = i => !words || [i.id, i.question, i.gold, i.arms[a].text, i.arms[b].text].some(t => String(t).toLowerCase().includes(words));
+    const has = i => !words || [i.id, i.question, i.gold, i.arms[a].text, i.arms[b].text].some(t => String(t ?? "").toLowerCase().includes(words));
     const found = items.filter(i => kinds[kind](right(i, a), right(i, b)) && has(i));
     $("count").textContent = `${found.length} of ${items.length} items` + (found.length > shown ? `, the first ${shown} shown` : "");
     $("cards").replaceChildren(...found.slice(0, shown).map(i => card(i, a === b ? [a] : [a, b])));
