@@ -308,19 +308,23 @@ def dry_run(
         if t.grad is None: raise ValueError(f'datum {i} gets no gradient')
         if not t.grad.isfinite().all(): raise ValueError(f'the gradient of datum {i} is not finite')
 
-# %% ../nbs/05_losses.ipynb #d45afc7d
+# %% ../nbs/05_losses.ipynb #a0de2cdb
+_OWN = {n: LOSSES[n] for n in LOSSES}
+
 def datum_loss(
-    name:str, # A name in `LOSSES` whose reduction is a sum and whose tokens stand alone
+    name:str, # A loss of this module whose reduction is a sum and whose tokens stand alone
     **params # Parameters of the loss, see `LOSSES`
 ) -> Callable: # (logprobs, sampler_logp, advantage, mask) -> (loss, {}): [T] each, [T, 1+K] the first two for the centered losses
     "A loss of one datum for `create_custom_loss` of the SDK; raises ValueError where the loss is of another kind."
     p,L = loss_params(name, **params), LOSSES[name]
+    if L is not _OWN.get(name): raise ValueError(f'{name} is not a loss of rxnb: a trace may freeze what it reads')
     if not L.tokenwise or L.reduction!='sum': raise ValueError(f'{name} is no sum over tokens that stand alone')
     def loss(logprobs, sampler_logp, advantage, mask):
         import torch
         keep = mask>0
         lp,q = (torch.where(keep[:,None] if 'k' in p else keep, x, 0.) for x in (logprobs, sampler_logp))
-        return torch.where(keep, torch_token_loss(name, lp, q, torch.where(keep, advantage, 0.), **p), 0.).sum(), {}
+        wild = ~(lp-q).exp().isfinite()
+        return torch.where(keep, torch_token_loss(name, lp, q, torch.where(keep, advantage, 0.), **p), 0.).sum() + torch.where(wild, math.nan, 0.).sum(), {}
     loss.__name__ = name
     return loss
 

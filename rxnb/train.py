@@ -8,8 +8,8 @@ __all__ = ['STAGES', 'SIDES', 'BUILT_IN', 'Recipe', 'prepare', 'built_in', 'take
            'ask_step', 'judge_step', 'score_step', 'teach_critic', 'learn_step', 'Trained', 'Samplers', 'begin',
            'ask_ahead', 'show_version', 'train', 'progress_line']
 
-# %% ../nbs/14_train.ipynb #bcca7ab7
-import json, time, weakref
+# %% ../nbs/14_train.ipynb #dc829f39
+import json, threading, time, weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 import numpy as np
@@ -19,7 +19,7 @@ from .connect import maker, resolve
 from .critic import TrainedCritic, open_critic
 from .grading import check_task, grader_id
 from .lag import samplers
-from .losses import LOSSES, datum_loss, dry_run, loss_params, ratio_stats, token_loss, torch_loss
+from .losses import datum_loss, dry_run, loss_params, ratio_stats, token_loss, torch_loss
 from .resume import Keeper, State, Stopped, restore
 from .rewards import check_reward
 from .rollouts import Asked, adam_params, ask_rollouts, make_datum, rollout_features, token_columns, with_others
@@ -117,8 +117,8 @@ def _stacked(loss, n):
         return loss(data, [torch.stack(list(logps[i:i+n]), 1) for i in range(0, len(logps), n)])
     return stacked
 
-# %% ../nbs/14_train.ipynb #99929a83
-_uploads = weakref.WeakKeyDictionary() # service -> {loss and parameters: handle, or None where the endpoint does not run it}
+# %% ../nbs/14_train.ipynb #330eb802
+_uploads,_uploading = weakref.WeakKeyDictionary(),threading.Lock() # service -> {loss and parameters: handle, or None where the endpoint does not run it}
 
 def uploaded(
     client, # A tinker TrainingClient
@@ -127,18 +127,21 @@ def uploaded(
 ): # A LossHandle of the SDK, or None
     "The handle of a loss that the client's endpoint runs; None where it does not. Errors that are not a refusal are raised."
     import tinker
-    service,L = maker(client), LOSSES[name]
-    if not hasattr(service, 'create_custom_loss') or not L.tokenwise or L.reduction!='sum': return None
-    known,key = _uploads.setdefault(service, {}), json.dumps([name, params], sort_keys=True)
-    if key in known: return known[key]
-    rank = 2 if 'k' in loss_params(name, **params) else 1
-    try: handle = service.create_custom_loss(datum_loss(name, **params), input_ranks=dict(logprobs=rank, sampler_logp=rank, advantage=1, mask=1)).result()
-    except (ValueError, tinker.BadRequestError, tinker.NotFoundError, tinker.UnprocessableEntityError): handle = None # it cannot be traced, or is not taken
-    except tinker.RequestFailedError as e:
-        if str(e.category).lower().rsplit('.')[-1]!='user': raise
-        handle = None
-    known[key] = handle if handle is not None and handle.loss_id else None
-    return known[key]
+    service,p = maker(client), loss_params(name, **params)
+    if not hasattr(service, 'create_custom_loss'): return None
+    try: loss = datum_loss(name, **params)
+    except ValueError: return None # of another kind
+    with _uploading:
+        known,key = _uploads.setdefault(service, {}), json.dumps([name, {k: v for k,v in p.items() if k!='auxiliary'}], sort_keys=True, default=lambda v: np.asarray(v).tolist())
+        if key in known: return known[key]
+        rank = 2 if 'k' in p else 1
+        try: handle = service.create_custom_loss(loss, input_ranks=dict(logprobs=rank, sampler_logp=rank, advantage=1, mask=1)).result()
+        except (ValueError, tinker.BadRequestError, tinker.NotFoundError, tinker.UnprocessableEntityError): handle = None # not traced, or not taken
+        except tinker.RequestFailedError as e:
+            if str(e.category).lower().rsplit('.')[-1]!='user': raise
+            handle = None
+        known[key] = handle if handle is not None and handle.loss_id else None
+        return known[key]
 
 def _with_sides(datum, columns):
     "A datum with what its loss reads beside the log-probabilities."
