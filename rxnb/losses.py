@@ -308,8 +308,9 @@ def dry_run(
         if t.grad is None: raise ValueError(f'datum {i} gets no gradient')
         if not t.grad.isfinite().all(): raise ValueError(f'the gradient of datum {i} is not finite')
 
-# %% ../nbs/05_losses.ipynb #a0de2cdb
+# %% ../nbs/05_losses.ipynb #935c5ce4
 _OWN = {n: LOSSES[n] for n in LOSSES}
+_LOG_MOST = math.log(np.finfo(np.float32).max) # nats
 
 def datum_loss(
     name:str, # A loss of this module whose reduction is a sum and whose tokens stand alone
@@ -323,8 +324,8 @@ def datum_loss(
         import torch
         keep = mask>0
         lp,q = (torch.where(keep[:,None] if 'k' in p else keep, x, 0.) for x in (logprobs, sampler_logp))
-        wild = ~(lp-q).exp().isfinite()
-        return torch.where(keep, torch_token_loss(name, lp, q, torch.where(keep, advantage, 0.), **p), 0.).sum() + torch.where(wild, math.nan, 0.).sum(), {}
+        total = torch.where(keep, torch_token_loss(name, lp, q, torch.where(keep, advantage, 0.), **p), 0.).sum()
+        return total/(((lp-q)>_LOG_MOST).sum()==0), {}
     loss.__name__ = name
     return loss
 

@@ -6,10 +6,11 @@
 __all__ = ['ELEMENTWISE', 'REDUCTIONS', 'SHAPES', 'TENSOR', 'NEURAL', 'OPERATOR', 'MATH', 'PARTS', 'KEYWORDS', 'WORDS', 'TYPES',
            'MOST_NODES', 'MOST_INPUTS', 'MOST_VALUES', 'MOST_PARTS', 'Ref', 'Uploaded', 'read_loss', 'run_loss']
 
-# %% ../nbs/07g_uploaded.ipynb #68218388
+# %% ../nbs/07g_uploaded.ipynb #406070d4
 import math, operator, re
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 import numpy as np
 
 # %% ../nbs/07g_uploaded.ipynb #13d99f8f
@@ -91,7 +92,7 @@ def _filled(a, values):
     if isinstance(a, slice): return slice(*(_filled(x, values) for x in (a.start, a.stop, a.step)))
     return a
 
-# %% ../nbs/07g_uploaded.ipynb #c38a0367
+# %% ../nbs/07g_uploaded.ipynb #d2edebb9
 MOST_NODES, MOST_INPUTS, MOST_VALUES, MOST_PARTS = 2000, 16, 2**27, 4096 # of a graph; of all that its nodes come to, for one datum; of what a node gives as a tuple
 _METRIC = re.compile(r'custom/[a-z0-9_./-]{1,64}:(sum|mean)')
 
@@ -99,10 +100,9 @@ def _affordable(node, used):
     if used>MOST_VALUES: raise ValueError(f'at {node} there are {used:,} values, more than the {MOST_VALUES:,} that a loss may use here')
 
 def _together(args):
-    "How many values arguments of one operation have when they are broadcast to each other; 0 where that is not what it does."
-    import torch
-    try: return math.prod(torch.broadcast_shapes(*(a.shape for a in args if torch.is_tensor(a))))
-    except RuntimeError: return 0
+    "How many values arguments of different shapes have, at most, when they are broadcast to each other."
+    shapes = {tuple(a.shape) for a in args if hasattr(a, 'shape')}
+    return math.prod(map(max, zip_longest(*(s[::-1] for s in shapes), fillvalue=1))) if len(shapes)>1 else 0
 
 def _count(node, out):
     import torch

@@ -70,8 +70,9 @@ def nan(nth):
     train.submit_loss = f
 
 def poison(nth):
-    "The custom loss raises inside the SDK, in the backward pass that it drives."
+    "The custom loss raises inside the SDK, in the backward pass that it drives, at an endpoint that runs no loss itself."
     from rxnb import train
+    train.uploaded = lambda *a: None
     n,real = count(1),train.torch_loss
     def f(*a, **k):
         loss,bad = real(*a, **k),next(n)==nth

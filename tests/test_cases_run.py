@@ -259,7 +259,7 @@ def test_r07_every_completion_hits_the_limit():
 def test_r09_a_poisoned_client(tmp_path, monkeypatch):
     study,clients = load_spec(tiny('tailrl_tiny', arms=('grpo_lag4',))),[]
     with monkeypatch.context() as m:
-        for name in ('torch_loss','submit_loss'): m.setattr(rxnb.train, name, getattr(rxnb.train, name))
+        for name in ('torch_loss','submit_loss','uploaded'): m.setattr(rxnb.train, name, getattr(rxnb.train, name))
         crash_child.poison(3)
         real = rxnb.train.submit_loss
         m.setattr(rxnb.train, 'submit_loss', lambda client, *a: clients.append(client) or real(client, *a))
