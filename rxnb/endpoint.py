@@ -280,7 +280,7 @@ def split_invariance(
     d = s.weighted(); whole = effect(s, _ce(d))
     return both(*[at_most(apart(effect(s, _ce(d[:n]), _ce(d[n:])), whole), .1, f'{n} and {len(d)-n} against {len(d)} at once:') for n in (4, 1)])
 
-# %% ../nbs/08a_endpoint.ipynb #f33591dd
+# %% ../nbs/08a_endpoint.ipynb #9f49ad36
 def is_loss(
     sides:list,   # (sampler log-probabilities, advantages) of each datum, arrays [N]
 ):                # (data, log-probabilities) -> (loss, metrics), for `forward_backward_custom`
@@ -291,19 +291,23 @@ def is_loss(
         return L,{'custom_is:sum': float(L.detach())}
     return loss
 
+def _one_loss(s, *ways):
+    "Two ways (client -> future) to the same loss: its value and its effect."
+    losses = []
+    def keep(f):
+        def submit(c): losses.append(wait(f(c)).metrics['loss:sum']); return Done()
+        return submit
+    a,b = (effect(s, keep(f)) for f in ways)
+    return both(at_most(abs(losses[0]-losses[1])/abs(losses[1]), .02, f'loss {losses[0]:.5g} against {losses[1]:.5g}, relatively'), at_most(apart(a, b), .1, 'effects apart'))
+
 @check('custom loss = built-in loss', optional=True)
 def custom_is_built_in(
     s:Subject,   # calibrated
 ) -> tuple:      # (passed, what was measured)
     "Importance sampling by `forward_backward_custom` and by the endpoint."
     rl = s.rl(); sides = [(d.loss_fn_inputs['logprobs'].to_numpy(), d.loss_fn_inputs['advantages'].to_numpy()) for d in rl]
-    bare,losses = [datum(PROMPT+t) for t,_ in s.rolls],[]
-    def keep(f):
-        def submit(c): losses.append(wait(f(c)).metrics['loss:sum']); return Done()
-        return submit
-    a = effect(s, keep(lambda c: c.forward_backward_custom(bare, is_loss(sides))))
-    b = effect(s, keep(lambda c: c.forward_backward(rl, 'importance_sampling')))
-    return both(at_most(abs(losses[0]-losses[1])/abs(losses[1]), .02, f'loss {losses[0]:.5g} against {losses[1]:.5g}, relatively'), at_most(apart(a, b), .1, 'effects apart'))
+    bare = [datum(PROMPT+t) for t,_ in s.rolls]
+    return _one_loss(s, lambda c: c.forward_backward_custom(bare, is_loss(sides)), lambda c: c.forward_backward(rl, 'importance_sampling'))
 
 class Done:
     "A future that has its result."
@@ -313,7 +317,7 @@ class Done:
         "None, at once."
         return None
 
-# %% ../nbs/08a_endpoint.ipynb #6cf0a5b0
+# %% ../nbs/08a_endpoint.ipynb #57de84a0
 _traced = weakref.WeakKeyDictionary() # service -> the handle of `traced_is`: a session takes a loss once
 
 def traced_is(logprobs, sampler_logp, advantage):
@@ -328,13 +332,9 @@ def uploaded_is_built_in(
     if not hasattr(s.service, 'create_custom_loss'): return None,'this SDK cannot upload a loss'
     if s.service not in _traced: _traced[s.service] = wait(s.service.create_custom_loss(traced_is, input_ranks=dict(logprobs=1, sampler_logp=1, advantage=1)))
     if not (handle := _traced[s.service]).loss_id: return None,'the endpoint does not run it: it stays in the client'
-    rl,losses = s.rl(),[]
+    rl = s.rl()
     mine = [datum(PROMPT+t, sampler_logp=d.loss_fn_inputs['logprobs'].to_numpy(), advantage=d.loss_fn_inputs['advantages'].to_numpy()) for (t,_),d in zip(s.rolls, rl)]
-    def keep(f):
-        def submit(c): losses.append(wait(f(c)).metrics['loss:sum']); return Done()
-        return submit
-    a,b = effect(s, keep(lambda c: c.forward_backward_custom(mine, handle))),effect(s, keep(lambda c: c.forward_backward(rl, 'importance_sampling')))
-    return both(at_most(abs(losses[0]-losses[1])/abs(losses[1]), .02, f'loss {losses[0]:.5g} against {losses[1]:.5g}, relatively'), at_most(apart(a, b), .1, 'effects apart'))
+    return _one_loss(s, lambda c: c.forward_backward_custom(mine, handle), lambda c: c.forward_backward(rl, 'importance_sampling'))
 
 # %% ../nbs/08a_endpoint.ipynb #22d1c9fa
 @check('2-D targets', optional=True)

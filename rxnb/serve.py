@@ -424,7 +424,7 @@ def unload_model(app, q):
     m.backend.worker.do(run, p)
     return promised(p, model_id=m.id)
 
-# %% ../nbs/08_serve.ipynb #8693aa9b
+# %% ../nbs/08_serve.ipynb #554eb758
 @patch
 def operate(self:App,
     m:Model,
@@ -440,17 +440,17 @@ def operate(self:App,
     return promised(m.order.add(seq, asked, made, self.promises), model_id=m.id)
 
 def _loss_of(app, m, msg):
-    "The uploaded loss that a request names. Raises `Refused` where this session has none of that name."
+    "The uploaded loss that a request names. Raises `ValueError` where this session has none of that name."
     i = loss_config(msg).get('loss_id')
-    if not isinstance(i, str) or i not in app.losses or i.split(':')[0]!=m.id.split(':')[0]: raise Refused(404, f'there is no loss {i!r} in this session: create_custom_loss makes one')
+    if not isinstance(i, str) or i not in app.losses or i.split(':')[0]!=m.id.split(':')[0]: raise ValueError(f'there is no loss {i!r} in this session: create_custom_loss makes one')
     return app.losses[i][1]
 
 @route('POST', 'forward_backward')
 def forward_backward(app, q):
     msg = read_forward_backward(unpack(q.body, q.headers.get('content-encoding', ''), app.body_limit)); m = app.model(dict(model_id=msg.model_id))
-    loss = _loss_of(app, m, msg) if msg.loss_fn=='custom' else None
-    def run():
+    def run(): # what is wrong with the request fails its promise: were it refused, later operations would wait for its number
         from rxnb.engine import Datum
+        loss = _loss_of(app, m, msg) if msg.loss_fn=='custom' else None
         data, back, engine = [Datum(*read_datum(d, i)) for i,d in enumerate(msg.data)], not msg.forward_only, m.backend.engine
         return PROTO,write_forward_backward(*(run_loss(engine, m.lora, loss, data, back) if loss else engine.forward_backward(m.lora, data, msg.loss_fn, loss_config(msg), backward=back)))
     return app.operate(m, msg.seq_id, digest(msg.SerializeToString(deterministic=True)), run)
