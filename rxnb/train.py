@@ -148,7 +148,7 @@ def _with_sides(datum, columns):
     from tinker import types
     return types.Datum(model_input=datum.model_input, loss_fn_inputs=dict(datum.loss_fn_inputs, **{k: columns[k].astype(np.float32) for k in ('sampler_logp','advantage','mask')}))
 
-# %% ../nbs/14_train.ipynb #b05684b9
+# %% ../nbs/14_train.ipynb #a11a6869
 def submit_loss(
     client, # A tinker TrainingClient
     columns, # One dict of `token_columns` a rollout
@@ -159,9 +159,9 @@ def submit_loss(
     if own := built_in(name, params): return client.forward_backward([make_datum(c) for c in columns], own[0], loss_fn_config=own[1])
     loss = torch_loss(name, *[[c[k] for c in columns] for k in ('sampler_logp','advantage','mask')], **params)
     data = [make_datum(c, side=False) for c in columns]
-    several = columns[0]['targets'].ndim==2
-    if (not several or takes_columns(client, data[0])) and (handle := uploaded(client, name, params)): return client.forward_backward_custom([_with_sides(d, c) for d,c in zip(data, columns)], handle)
-    if several and not takes_columns(client, data[0]):
+    packed = columns[0]['targets'].ndim==1 or takes_columns(client, data[0])
+    if packed and (handle := uploaded(client, name, params)): return client.forward_backward_custom([_with_sides(d, c) for d,c in zip(data, columns)], handle)
+    if not packed:
         loss,columns = _stacked(loss, columns[0]['targets'].shape[1]), [x for c in columns for x in _split(c)]
         data = [make_datum(c, side=False) for c in columns]
     dry_run(loss, data, [c['sampler_logp'] for c in columns])

@@ -92,7 +92,7 @@ def _filled(a, values):
     if isinstance(a, slice): return slice(*(_filled(x, values) for x in (a.start, a.stop, a.step)))
     return a
 
-# %% ../nbs/07g_uploaded.ipynb #d2edebb9
+# %% ../nbs/07g_uploaded.ipynb #1a86e7f0
 MOST_NODES, MOST_INPUTS, MOST_VALUES, MOST_PARTS = 2000, 16, 2**27, 4096 # of a graph; of all that its nodes come to, for one datum; of what a node gives as a tuple
 _METRIC = re.compile(r'custom/[a-z0-9_./-]{1,64}:(sum|mean)')
 
@@ -119,7 +119,6 @@ class Uploaded:
     steps: tuple  # (node, function, arguments, keyword arguments)
     output: tuple # the loss and its metrics, as arguments
     def __call__(self, *tensors):
-        import torch
         values,used = dict(zip((n for n,_ in self.inputs), tensors, strict=True)), 0
         for node,f,args,kw in self.steps:
             args,kw = _filled(args, values), _filled(kw, values)
