@@ -81,11 +81,11 @@ def on_gpu():
         for live in (1., .5): note('train', train_row(e, lora, live=live))
         if name=='0.6B Qwen3':
             for N in (1024, 2048, 4096, 8192): note('train', train_row(e, lora, B=16384//N, N=N, n=3))
-            held = e.micro_tokens
-            for m in (8192, 12288, 16384, 24576):
-                e.micro_tokens = m
-                for B,N,live in ((32, 512, 1.), (128, 384, 2/3)): note('micro', dict(micro_tokens=m, **train_row(e, lora, B=B, N=N, live=live, n=3)))
-            e.micro_tokens = held
+            held = e.micro_tokens, e.halves
+            for m in (None, 8192, 12288, 16384, 24576):
+                e.micro_tokens, e.halves = (m, False) if m else held
+                for B,N,live in ((32, 512, 1.), (128, 384, 2/3)): note('micro', dict(micro_tokens=m, **train_row(e, lora, B=B, N=N, live=live, n=5)))
+            e.micro_tokens, e.halves = held
         row, reqs, out = decode_row(e, lora); note('decode', dict(row, load_s=loaded)); note('gap', gap(e, lora, reqs, out))
         note('decode', decode_row(e, None)[0])
         for prompts in (4, 32, 64): note('decode', decode_row(e, lora, prompts=prompts, n=2)[0])

@@ -146,20 +146,20 @@ def _pick_device(device):
     if d.type=='cuda' and (d.index or 0)>=(here := torch.cuda.device_count()): raise ValueError(f'{device} is not here: this machine shows {here} GPUs to PyTorch')
     return torch.device('cuda', torch.cuda.current_device()) if d.type=='cuda' and d.index is None else d
 
-# %% ../nbs/07_engine.ipynb #739c73bb
+# %% ../nbs/07_engine.ipynb #593ab204
 class Engine:
     "A frozen causal language model that trains and serves LoRA adapters; token ids only. Raises FileNotFoundError where there is no such model, ValueError where it is no plain stack of layers."
     def __init__(self,
         path,            # folder of a transformers model, or a hub id
         device='auto',   # 'auto' (CUDA where there is one), 'cpu', 'cuda', 'cuda:1'…
         dtype=None,      # None: float32 on CPU, bfloat16 on CUDA
-        micro_tokens:int=None # padded tokens of one forward pass in training, at most; None: 4096 on CPU, 8192 on CUDA
+        micro_tokens:int=None # padded tokens of one forward pass in training, at most; None: 4096 on CPU; on CUDA as many as halve the call, from 8,192 to 32,768
     ):
         from transformers import AttentionInterface
         self.path, self.device, self.stream, self.share = str(path), _pick_device(device), None, 1.
         self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype or (torch.bfloat16 if self.device.type=='cuda' else torch.float32)
         if self.device.type=='cuda': torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False # partial sums stay in float32
-        self.micro_tokens = micro_tokens or (8192 if self.device.type=='cuda' else 4096)
+        self.micro_tokens, self.halves = micro_tokens or (8192 if self.device.type=='cuda' else 4096), self.device.type=='cuda' and not micro_tokens
         self.model = _load(path, self.dtype).to(self.device).eval().requires_grad_(False)
         self.backbone, self.head = self.model.get_decoder(), self.model.get_output_embeddings()
         self.config, self.lock = self.model.config.get_text_config(), threading.RLock()
@@ -433,7 +433,7 @@ def _flatten(batch, key, device):
     K = max(x.shape[1] for x in xs)
     return torch.as_tensor(np.concatenate([np.pad(x, ((0,0),(0,K-x.shape[1]))) for x in xs]), device=device)
 
-# %% ../nbs/07_engine.ipynb #b12755de
+# %% ../nbs/07_engine.ipynb #853241be
 def _hidden(engine, ids):
     "Final hidden states [B,L,H], by the fast way where the model takes it."
     return states(engine.fast, ids, causal_attention, engine.recompute) if engine.fast else engine.hidden(ids)
@@ -454,11 +454,18 @@ def _token_bytes(engine, lora):
         known[lora.rank] = _saved_bytes(lambda: _hidden(engine, ids), [*engine.model.parameters(), *lora.params.values()])/ids.numel()
     return known[lora.rank]
 
+def _half(items, least):
+    "Padded tokens of a micro-batch that make two of a call, from `least` to four times that."
+    n = [len(it.tokens) for it in items]; half = -(-sum(n)//2)
+    if len(_packed([([it], 0) for it in items], max(half, least)))>2: half += max(n)
+    return min(max(half, least), 4*least)
+
 def _fitting(engine, lora, items):
     "Padded tokens of a micro-batch, and whether layers must recompute for the longest sequence to fit."
     if engine.device.type!='cuda': return engine.micro_tokens, engine.recompute
     fit, longest = int(engine.share*_free(engine)/(1.5*_token_bytes(engine, lora))), max(len(it.tokens) for it in items)  # half as much again while the backward pass runs
-    return (min(engine.micro_tokens, fit), False) if fit>=longest else (longest, True)
+    want = _half(items, engine.micro_tokens) if engine.halves else engine.micro_tokens
+    return (min(want, fit), False) if fit>=longest else (longest, True)
 
 def _free(engine):
     "Bytes that a pass may take: four fifths of what is free on a GPU, an eighth of the memory of a machine."
@@ -525,7 +532,7 @@ def _batch_loss(batch, logp, live, name, params):
     if own: params = {k:pick(k) if k in own else torch.full_like(q[live], v) for k,v in params.items()}
     return torch_token_loss(name, logp[live], q[live], pick('advantages'), **params)*pick('weights')
 
-# %% ../nbs/07_engine.ipynb #21e47048
+# %% ../nbs/07_engine.ipynb #446a6e4a
 @dataclass
 class _Kept:
     "What a forward pass left for the backward pass to come."
@@ -551,8 +558,11 @@ def _plan(engine, lora, items, backward):
     known = _recall(engine, lora, items); ask = lora and not backward and not any(it.live.any() for it in items)
     if known and backward: engine.recompute = False; return known, 0
     budget, engine.recompute = _fitting(engine, lora, items) if backward or ask else (engine.micro_tokens, False)
-    room = engine.share*_free(engine)/_token_bytes(engine, lora)-1.5*budget if ask and not engine.recompute else 0
-    return [(b, None) for b in _micro_batches(items, budget, engine.device.type=='cpu' and not engine.is_linear)], room
+    plan = lambda n: [(b, None) for b in _micro_batches(items, n, engine.device.type=='cpu' and not engine.is_linear)]
+    if not ask or engine.recompute: return plan(budget), 0
+    whole, most = plan(budget), engine.share*_free(engine)/_token_bytes(engine, lora); n = [b.padded for b,_ in whole]
+    if sum(n)+.5*max(n)<=most: return whole, most                                # all are kept, and backward passes take half as much as one of them keeps
+    budget = min(budget, engine.micro_tokens); return plan(budget), most-1.5*budget
 
 # %% ../nbs/07_engine.ipynb #4db80caa
 @torch.no_grad()

@@ -114,7 +114,7 @@ class Paged:
         self.pool, self.rooms, self.loaded, self.form, self.memory = None, {}, None, None, None
         self.width, self.window = 0, 0
 
-# %% ../nbs/06b_paged.ipynb #78d9a723
+# %% ../nbs/06b_paged.ipynb #5c0d4b05
 @patch(as_prop=True)
 def products(self:Paged):
     "By group; within a group all have the same form."
@@ -146,7 +146,8 @@ def mount(self:Paged,
 
 @patch
 def drop(self:Paged):
-    "Forget graphs whose tensors are about to move."
+    "Forget graphs whose tensors are about to move, once what was sent off has ended."
+    if self.rooms and self.engine.device.type=='cuda': torch.cuda.current_stream().synchronize()
     self.rooms.clear(); self.memory = None
 
 @patch
@@ -198,24 +199,29 @@ def _ready(self, R):
         if self.engine.device.type=='cuda': _capture(self, b)
     return self.rooms[R]
 
-# %% ../nbs/06b_paged.ipynb #17216c5b
+# %% ../nbs/06b_paged.ipynb #e4f57ac3
+def _on_the_way(*tensors):
+    "Copies on the host: what waits for them and returns numpy arrays."
+    if not tensors[0].is_cuda: out = [t.numpy().copy() for t in tensors]; return lambda: out
+    out = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
+    done = torch.cuda.Event(blocking=True); done.record()
+    def wait(): done.synchronize(); return [t.numpy() for t in out]
+    return wait
+
 def to_host(
     *tensors # one or more, all where the first is
 ) -> list:   # numpy arrays
     "Copies on the host, once the stream has come so far."
-    if not tensors[0].is_cuda: return [t.numpy().copy() for t in tensors]
-    out = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
-    done = torch.cuda.Event(blocking=True); done.record(); done.synchronize()
-    return [t.numpy() for t in out]
+    return _on_the_way(*tensors)()
 
-# %% ../nbs/06b_paged.ipynb #c0d50c09
-def _replay(self, b, state, n):
-    "n steps from a state on the host: tokens and log-probabilities [R,n]."
-    b.state.copy_(state, non_blocking=True); left = n
+# %% ../nbs/06b_paged.ipynb #696bfdbb
+def _replay(self, b, n):
+    "Send off n steps; what waits for their tokens and log-probabilities [R,window], of which n columns count."
+    b.state[:,TICK] = 0; left = n
     while left:
         k = next((k for k in b.graphs if k<=left), 1); left -= k
         b.graphs[k].replay() if b.graphs else _step(self, b)
-    return [x[:,:n] for x in to_host(b.tokens, b.logps)]
+    return _on_the_way(b.tokens, b.logps)
 
 # %% ../nbs/06b_paged.ipynb #b0d1c861
 def _blocks(self, n, window, width):
@@ -275,12 +281,13 @@ def _fits(self):
     size = len(self.layers)*2*self.HK*BLOCK*self.d*self.embed.element_size()
     return int(.8*self.engine.share*free)//size
 
-# %% ../nbs/06b_paged.ipynb #66e9fdcf
+# %% ../nbs/06b_paged.ipynb #2ed11557
 class _Run:
     "The host's side of a batch."
     def __init__(self, paged, prompts, drafts, prefill, max_rows, window, most):
         self.p, self.prompts, self.drafts, self.prefill, self.window = paged, prompts, drafts, prefill, window
-        n = len(drafts); self.waiting = deque(range(n)); self.count = np.zeros(n, np.int64); self.stopped = np.zeros(n, bool); self.done = np.zeros(n, bool)
+        n = len(drafts); self.waiting, self.flights = deque(range(n)), deque(); self.stopped, self.done = np.zeros((2, n), bool)
+        self.asked, self.count, self.seat = np.zeros((3, n), np.int64)                 # steps sent off, tokens that came back, and the seat, by draft
         self.room = np.array([d.room for d in drafts]); cap = min(int(self.room.max()), 1024)+window
         self.tokens, self.logps = np.zeros((n, cap), np.int64), np.zeros((n, cap), np.float32)
         self.full = [(len(x)-1)//BLOCK for x in prompts]; self.tail = [(len(x)-1)%BLOCK>0 for x in prompts]; self.at = {}
@@ -294,13 +301,22 @@ class _Run:
 
     def slots(self, R, keep=()):
         "Seats for R rows, those of `keep` filled from the present ones."
-        old = (self.state, self.who, self.own) if keep else None
-        self.state = torch.zeros(R, TABLE+self.p.width, dtype=torch.int32, pin_memory=self.p.engine.device.type=='cuda'); self.table = self.state.numpy()
-        self.who = np.full(R, -1); self.own = [[] for _ in range(R)]
-        for i,j in enumerate(keep): self.table[i], self.who[i], self.own[i] = old[0].numpy()[j], old[1][j], old[2][j]
-        self.b = _ready(self.p, R)
+        if keep: old = self.b.state, self.who, self.own  # whoever is seated has been sent
+        self.b = _ready(self.p, R); self.b.state.zero_(); self.who, self.own = np.full(R, -1), [[] for _ in range(R)]
+        self.table, self.changed = np.zeros((R, TABLE+self.p.width), np.int32), set()  # rows to be sent: those of `changed`
+        if keep: self.b.state[:len(keep)] = old[0][keep]
+        for i,j in enumerate(keep): self.who[i], self.own[i] = old[1][j], old[2][j]; self.seat[self.who[i]] = i
 
-# %% ../nbs/06b_paged.ipynb #129a1efa
+    def clear(self, s): self.table[s] = 0; self.changed.add(s)
+
+    def update(self):
+        "Send the rows that have changed."
+        if not self.changed: return
+        at, cuda = sorted(self.changed), self.b.state.is_cuda; self.changed.clear()
+        send = lambda x: (x.pin_memory() if cuda else x).to(self.b.state.device, non_blocking=True)
+        self.b.state[send(torch.tensor(at))] = send(torch.from_numpy(self.table[at]))
+
+# %% ../nbs/06b_paged.ipynb #419cd45a
 def _store(self, numbers, layers):
     "Put the keys and values of prefilled prompts into their blocks."
     jj = [j for j,i in enumerate(numbers) for _ in self.at[i]]; bb = [k for i in numbers for k in range(len(self.at[i]))]
@@ -320,23 +336,23 @@ def _admit(self):
         if own+shared>len(self.free): break
         self.waiting.popleft()
         if i not in self.at: self.at[i] = [self.free.pop() for _ in range(shared)]; new.append(i)
-        s = seats.popleft(); self.who[s], self.own[s] = x, [self.free.pop() for _ in range(own)]; seated.append(s)
+        s = seats.popleft(); self.who[s], self.seat[x], self.own[s] = x, s, [self.free.pop() for _ in range(own)]; seated.append(s)
         if self.tail[i]: copies.append((self.at[i][-1], self.own[s][0]))
     for numbers,layers in self.prefill(new) if new else (): _store(self, numbers, layers)
     if copies: src, dst = zip(*copies); self.p.pool[:,:,list(dst)] = self.p.pool[:,:,list(src)]
     for s in seated: _seat(self, s)
 
 def _seat(self, s):
-    d = self.drafts[self.who[s]]; prompt = self.prompts[d.prompt]; row = self.table[s]; row[:] = 0
+    self.changed.add(s); d = self.drafts[self.who[s]]; prompt = self.prompts[d.prompt]; row = self.table[s]; row[:] = 0
     row[[POS, TOKEN, ACTIVE, INDEX, DRAWN]] = len(prompt)-1, prompt[-1], 1, d.index, 0
     row[SEED:SEED+2] = np.array([d.seed%2**64], np.uint64).view(np.int32)
     row[TEMPERATURE] = np.float32(d.temperature).view(np.int32)
     blocks = self.at[d.prompt][:self.full[d.prompt]]+self.own[s]; row[TABLE:TABLE+len(blocks)] = blocks
 
-# %% ../nbs/06b_paged.ipynb #f525259c
-def _note(self, seats, tok, lp):
-    "Record what the seats drew [n,steps], and where they end: seats that have finished."
-    who, steps = self.who[seats], tok.shape[1]; have = self.count[who]
+# %% ../nbs/06b_paged.ipynb #52f7ada7
+def _note(self, who, tok, lp):
+    "Record what drafts drew [n,steps], and where they end: the drafts that have finished."
+    steps, have = tok.shape[1], self.count[who]
     while (have.max()+steps)>self.tokens.shape[1]: self.tokens, self.logps = (np.pad(x, ((0,0),(0,x.shape[1]))) for x in (self.tokens, self.logps))
     cols = have[:,None]+np.arange(steps); self.tokens[who[:,None], cols], self.logps[who[:,None], cols] = tok, lp
     hit = np.zeros(tok.shape, bool)
@@ -350,26 +366,34 @@ def _note(self, seats, tok, lp):
     last = cols+1>=self.room[who,None]; over = hit|last; ended = over.any(1); first = over.argmax(1)
     self.count[who] = np.where(ended, have+first+1, have+steps)
     self.stopped[who] = ended & hit[np.arange(len(who)), first]
-    return seats[ended]
+    return who[ended]
 
-def _leave(self, seats):
-    "Free the seats and blocks of the finished, and the blocks of prompts that nobody needs any more."
-    for s in seats:
-        i = self.drafts[self.who[s]].prompt; self.free += self.own[s]; self.own[s], self.who[s] = [], -1; self.table[s] = 0
+def _leave(self, who):
+    "Free the seats and blocks of finished drafts, and the blocks of prompts that nobody needs any more; what is on its way still writes there, before anything that is sent now."
+    for x in who:
+        s, i = self.seat[x], self.drafts[x].prompt; self.done[x] = True; self.clear(int(s))
+        self.free += self.own[s]; self.own[s], self.who[s] = [], -1
         self.left[i] -= 1
         if not self.left[i]: self.free += self.at.pop(i)
 
-def _advance(self, most):
-    "One window of steps for all that are seated."
-    seats = np.flatnonzero(self.who>=0); left = self.room[self.who[seats]]-self.count[self.who[seats]]
-    n = int(min(self.window, left.max())); self.table[:,TICK] = 0
-    tok, lp = _replay(self.p, self.b, self.state, n)
-    self.table[seats,POS] += n; self.table[seats,DRAWN] += n; self.table[seats,TOKEN] = tok[seats,-1]
-    _leave(self, _note(self, seats, tok[seats], lp[seats]))
-    live = np.flatnonzero(self.who>=0)
-    if not self.waiting and len(live) and (R:=_rows(len(live), most))<self.b.R: self.slots(R, live.tolist())
+def _launch(self):
+    "Send off a window of steps; False where nobody has room for one."
+    seats = np.flatnonzero(self.who>=0); left = self.room[self.who[seats]]-self.asked[self.who[seats]]; live = seats[left>0]
+    if not len(live): return False
+    for s in seats[left<=0].tolist(): self.clear(s)                     # its end is on its way
+    n = int(min(self.window, left.max())); self.update()
+    self.flights.append((live, self.who[live], n, _replay(self.p, self.b, n))); self.asked[self.who[live]] += n
+    return True
 
-# %% ../nbs/06b_paged.ipynb #7af3c7e0
+def _land(self, most):
+    "Read the oldest window under way, and fill the seats that it frees."
+    seats, who, n, wait = self.flights.popleft(); tok, lp = wait(); on = ~self.done[who]
+    if on.any(): _leave(self, _note(self, who[on], tok[seats[on],:n], lp[seats[on],:n]))
+    if self.waiting: _admit(self); return
+    live = np.flatnonzero(self.who>=0)
+    if len(live) and (R:=_rows(len(live), most))<self.b.R: self.slots(R, live.tolist())
+
+# %% ../nbs/06b_paged.ipynb #1ee1487c
 def decode(
     self:Paged,
     prompts:list,   # of id lists
@@ -382,7 +406,9 @@ def decode(
     "Sample every draft."
     run = _Run(self, prompts, drafts, prefill, max_rows, window, blocks or _fits(self))
     _admit(run)
-    while (run.who>=0).any(): _advance(run, max_rows); _admit(run) if run.waiting else None
+    while not run.done.all():
+        while len(run.flights)<2 and _launch(run): pass
+        _land(run, max_rows)
     return [(run.tokens[x,:n].copy(), run.logps[x,:n].copy(), bool(run.stopped[x])) for x,n in enumerate(run.count)]
 
 # %% ../nbs/06b_paged.ipynb #ab0451ec

@@ -186,7 +186,7 @@ def with_others(
     asked = [sampler.sample(prompt=types.ModelInput.from_ints(list(r.prompt_tokens+r.tokens)), num_samples=1, sampling_params=params(s), **_ASK[how](k)) for r,s in zip(rollouts, seeds)]
     return [replace(r, others=other_tokens(f.result(), len(r.tokens), how, k, np.random.default_rng(s))) for r,s,f in zip(rollouts, seeds, asked)]
 
-# %% ../nbs/11_rollouts.ipynb #e9763f99
+# %% ../nbs/11_rollouts.ipynb #e47e976e
 def token_columns(
     rollout:Rollout, # P prompt tokens and T sampled ones, perhaps with K others at each position
     advantage:float, # Of the rollout, the same for each of its tokens
@@ -203,12 +203,12 @@ def token_columns(
 
 def make_datum(
     columns:dict, # As `token_columns` makes them
-    side:bool=True, # Send sampler log-probabilities and advantages? A custom loss holds them in its closure
+    side:bool|dict=True, # What goes along: True: what the endpoint's own losses read; False: nothing, a custom loss holds it in its closure; or {name at the endpoint: column}
 ): # A tinker Datum
     "What the endpoint's trainer takes."
     from tinker import types
-    inputs = dict(target_tokens=columns['targets'], **(dict(logprobs=columns['sampler_logp'], advantages=columns['advantage']) if side else {}))
-    return types.Datum(model_input=types.ModelInput.from_ints(columns['tokens'].tolist()), loss_fn_inputs=inputs)
+    along = (dict(logprobs='sampler_logp', advantages='advantage') if side is True else side) or {}
+    return types.Datum(model_input=types.ModelInput.from_ints(columns['tokens'].tolist()), loss_fn_inputs=dict(target_tokens=columns['targets'], **{k: columns[c] for k,c in along.items()}))
 
 def adam_params(
     optimizer:Optimizer, # The study's

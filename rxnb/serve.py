@@ -732,7 +732,7 @@ def ask(self:App, s:Sampler, b:dict) -> tuple:
     s.backend.worker.ask(Ask(self.current(s), SampleRequest(**fields), p, lambda r: (PROTO, write_sample(r, rows))))
     return p,fields['num_samples']
 
-# %% ../nbs/08_serve.ipynb #5d58201a
+# %% ../nbs/08_serve.ipynb #5c8113c9
 class Server:
     "A running server: a context manager with `base_url` and `close()`."
     def __init__(self,
@@ -742,6 +742,7 @@ class Server:
     ):
         import uvicorn
         self.app,self.socket = app,socket.create_server((host, port), family=socket.AF_INET6 if ':' in host else socket.AF_INET, backlog=2048)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections take it over
         self.host,self.port = self.socket.getsockname()[:2]
         self.base_url = f'http://[{self.host}]:{self.port}' if ':' in self.host else f'http://{self.host}:{self.port}'
         self._server = uvicorn.Server(uvicorn.Config(app, interface='asgi3', lifespan='off', ws='none', log_config=None, access_log=False,

@@ -117,7 +117,7 @@ def _stacked(loss, n):
         return loss(data, [torch.stack(list(logps[i:i+n]), 1) for i in range(0, len(logps), n)])
     return stacked
 
-# %% ../nbs/14_train.ipynb #330eb802
+# %% ../nbs/14_train.ipynb #5ff93110
 _uploads,_uploading = weakref.WeakKeyDictionary(),threading.Lock() # service -> {loss and parameters: handle, or None where the endpoint does not run it}
 
 def uploaded(
@@ -143,12 +143,9 @@ def uploaded(
         known[key] = handle if handle is not None and handle.loss_id else None
         return known[key]
 
-def _with_sides(datum, columns):
-    "A datum with what its loss reads beside the log-probabilities."
-    from tinker import types
-    return types.Datum(model_input=datum.model_input, loss_fn_inputs=dict(datum.loss_fn_inputs, **{k: columns[k].astype(np.float32) for k in ('sampler_logp','advantage','mask')}))
+_UPLOADED_SIDE = {k:k for k in ('sampler_logp','advantage','mask')} # what such a loss reads beside the log-probabilities
 
-# %% ../nbs/14_train.ipynb #a11a6869
+# %% ../nbs/14_train.ipynb #9e633416
 def submit_loss(
     client, # A tinker TrainingClient
     columns, # One dict of `token_columns` a rollout
@@ -157,10 +154,10 @@ def submit_loss(
 ): # A future of a ForwardBackwardOutput
     "Send forward and backward of one step; its gradient waits on the endpoint until `optim_step`."
     if own := built_in(name, params): return client.forward_backward([make_datum(c) for c in columns], own[0], loss_fn_config=own[1])
+    packed = columns[0]['targets'].ndim==1 or takes_columns(client, make_datum(columns[0], side=False))
+    if packed and (handle := uploaded(client, name, params)): return client.forward_backward_custom([make_datum(c, _UPLOADED_SIDE) for c in columns], handle)
     loss = torch_loss(name, *[[c[k] for c in columns] for k in ('sampler_logp','advantage','mask')], **params)
     data = [make_datum(c, side=False) for c in columns]
-    packed = columns[0]['targets'].ndim==1 or takes_columns(client, data[0])
-    if packed and (handle := uploaded(client, name, params)): return client.forward_backward_custom([_with_sides(d, c) for d,c in zip(data, columns)], handle)
     if not packed:
         loss,columns = _stacked(loss, columns[0]['targets'].shape[1]), [x for c in columns for x in _split(c)]
         data = [make_datum(c, side=False) for c in columns]

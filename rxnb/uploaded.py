@@ -26,7 +26,7 @@ KEYWORDS = frozenset('alpha beta correction delta descending diagonal dim dim0 d
 WORDS = frozenset('none mean sum floor fro'.split()) # 'trunc' of whole numbers ends the process where the quotient does not fit
 TYPES = frozenset('float32 float64 int32 int64 bool'.split())
 
-# %% ../nbs/07g_uploaded.ipynb #bf4dd7af
+# %% ../nbs/07g_uploaded.ipynb #52cc34c9
 def _method(name):
     import torch
     def run(x, *args, **kw):
@@ -44,7 +44,7 @@ def _arithmetic(f):
     import torch
     plain = (bool, int, float, torch.dtype)
     def run(*args):
-        if f is operator.getitem: return f(*args)
+        if f is operator.getitem or all(type(a) in (torch.Tensor, float) for a in args): return f(*args)
         if strange := [a for a in args if not (torch.is_tensor(a) or isinstance(a, plain)) or type(a) is int and abs(a)>2**63]: raise ValueError(f'{f.__name__} of {strange[0]!r:.50}: a loss computes with tensors and numbers')
         return math.pow(*args) if f is operator.pow and not any(map(torch.is_tensor, args)) else f(*args)
     return run
@@ -62,7 +62,7 @@ def _operation(op, target):
         if target in ('getattr','builtins.getattr'): return _part
     raise ValueError(f'{target!r} ({op}) is not an operation that a loss may use here')
 
-# %% ../nbs/07g_uploaded.ipynb #ca13b4a1
+# %% ../nbs/07g_uploaded.ipynb #7a299e1c
 @dataclass(frozen=True)
 class Ref:
     "What another node came to."
@@ -87,12 +87,13 @@ def _argument(a, known):
 def _filled(a, values):
     "An argument with the values of the nodes that it names."
     if isinstance(a, Ref): return values[a.name]
+    if a is None or isinstance(a, (bool, int, float, str)): return a
     if isinstance(a, (list, tuple)): return type(a)(_filled(x, values) for x in a)
     if isinstance(a, dict): return {k: _filled(x, values) for k,x in a.items()}
     if isinstance(a, slice): return slice(*(_filled(x, values) for x in (a.start, a.stop, a.step)))
     return a
 
-# %% ../nbs/07g_uploaded.ipynb #1a86e7f0
+# %% ../nbs/07g_uploaded.ipynb #ec1cf8d2
 MOST_NODES, MOST_INPUTS, MOST_VALUES, MOST_PARTS = 2000, 16, 2**27, 4096 # of a graph; of all that its nodes come to, for one datum; of what a node gives as a tuple
 _METRIC = re.compile(r'custom/[a-z0-9_./-]{1,64}:(sum|mean)')
 
@@ -101,7 +102,7 @@ def _affordable(node, used):
 
 def _together(args):
     "How many values arguments of different shapes have, at most, when they are broadcast to each other."
-    shapes = {tuple(a.shape) for a in args if hasattr(a, 'shape')}
+    shapes = {a.shape for a in args if hasattr(a, 'shape')}
     return math.prod(map(max, zip_longest(*(s[::-1] for s in shapes), fillvalue=1))) if len(shapes)>1 else 0
 
 def _count(node, out):
@@ -121,8 +122,8 @@ class Uploaded:
     def __call__(self, *tensors):
         values,used = dict(zip((n for n,_ in self.inputs), tensors, strict=True)), 0
         for node,f,args,kw in self.steps:
-            args,kw = _filled(args, values), _filled(kw, values)
-            _affordable(node, used+_together(args))
+            args,kw = [values[a.name] if type(a) is Ref else _filled(a, values) for a in args], _filled(kw, values) if kw else kw
+            if wide := _together(args): _affordable(node, used+wide)
             values[node] = out = f(*args, **kw)
             used += _count(node, out)
             _affordable(node, used)
