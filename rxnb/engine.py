@@ -6,10 +6,11 @@
 __all__ = ['RANDOM_KINDS', 'attend', 'ALPHA', 'SITES', 'BUILTIN', 'byte_tokenizer', 'random_model', 'causal_attention',
            'LoraLinear', 'Engine', 'Lora', 'Snapshot', 'Datum', 'builtin_params', 'AdamConfig']
 
-# %% ../nbs/07_engine.ipynb #4b432b14
+# %% ../nbs/07_engine.ipynb #d123854e
 import contextvars, copy, hashlib, inspect, math, os, secrets, threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from fastcore.basics import patch
 from .cpu import merged
 from .fused import target_logp
 from .losses import torch_token_loss
-from .paged import checked, free_bytes, grads as fast_grads, no_grads, states, to_host
+from .paged import checked, free_bytes, grads as fast_grads, no_grads, on_the_way, states
 
 # %% ../nbs/07_engine.ipynb #761c03db
 _SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
@@ -146,20 +147,20 @@ def _pick_device(device):
     if d.type=='cuda' and (d.index or 0)>=(here := torch.cuda.device_count()): raise ValueError(f'{device} is not here: this machine shows {here} GPUs to PyTorch')
     return torch.device('cuda', torch.cuda.current_device()) if d.type=='cuda' and d.index is None else d
 
-# %% ../nbs/07_engine.ipynb #593ab204
+# %% ../nbs/07_engine.ipynb #e7e5695e
 class Engine:
     "A frozen causal language model that trains and serves LoRA adapters; token ids only. Raises FileNotFoundError where there is no such model, ValueError where it is no plain stack of layers."
     def __init__(self,
         path,            # folder of a transformers model, or a hub id
         device='auto',   # 'auto' (CUDA where there is one), 'cpu', 'cuda', 'cuda:1'…
         dtype=None,      # None: float32 on CPU, bfloat16 on CUDA
-        micro_tokens:int=None # padded tokens of one forward pass in training, at most; None: 4096 on CPU; on CUDA as many as halve the call, from 8,192 to 32,768
+        micro_tokens:int=None # padded tokens of one forward pass in training, at most; None: 4096 on CPU; on CUDA half the call, from 16,384 to 32,768
     ):
         from transformers import AttentionInterface
         self.path, self.device, self.stream, self.share = str(path), _pick_device(device), None, 1.
         self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype or (torch.bfloat16 if self.device.type=='cuda' else torch.float32)
         if self.device.type=='cuda': torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False # partial sums stay in float32
-        self.micro_tokens, self.halves = micro_tokens or (8192 if self.device.type=='cuda' else 4096), self.device.type=='cuda' and not micro_tokens
+        self.micro_tokens, self.halves = micro_tokens or (16384 if self.device.type=='cuda' else 4096), self.device.type=='cuda' and not micro_tokens
         self.model = _load(path, self.dtype).to(self.device).eval().requires_grad_(False)
         self.backbone, self.head = self.model.get_decoder(), self.model.get_output_embeddings()
         self.config, self.lock = self.model.config.get_text_config(), threading.RLock()
@@ -433,7 +434,7 @@ def _flatten(batch, key, device):
     K = max(x.shape[1] for x in xs)
     return torch.as_tensor(np.concatenate([np.pad(x, ((0,0),(0,K-x.shape[1]))) for x in xs]), device=device)
 
-# %% ../nbs/07_engine.ipynb #853241be
+# %% ../nbs/07_engine.ipynb #18b53e52
 def _hidden(engine, ids):
     "Final hidden states [B,L,H], by the fast way where the model takes it."
     return states(engine.fast, ids, causal_attention, engine.recompute) if engine.fast else engine.hidden(ids)
@@ -455,10 +456,10 @@ def _token_bytes(engine, lora):
     return known[lora.rank]
 
 def _half(items, least):
-    "Padded tokens of a micro-batch that make two of a call, from `least` to four times that."
+    "Padded tokens of a micro-batch that make two of a call, from `least` to twice that."
     n = [len(it.tokens) for it in items]; half = -(-sum(n)//2)
     if len(_packed([([it], 0) for it in items], max(half, least)))>2: half += max(n)
-    return min(max(half, least), 4*least)
+    return min(max(half, least), 2*least)
 
 def _fitting(engine, lora, items):
     "Padded tokens of a micro-batch, and whether layers must recompute for the longest sequence to fit."
@@ -572,14 +573,19 @@ def _outside(engine, h, y, rows):
     logp[~rows], lse[~rows] = target_logp(h[~rows], engine.head, y[~rows])
     return logp, lse
 
-# %% ../nbs/07_engine.ipynb #976e2d06
+# %% ../nbs/07_engine.ipynb #be433faf
+def _mount_for(engine, lora):
+    "Mount an adapter for a micro-batch; the sites whose gradients autograd gives. Those of the others gather in the fast way itself."
+    sites = [s for s in (lora.sites if lora else []) if not engine.fast or s==engine.head_site]
+    engine.mount(lora.adapters(engine.dtype, sites) if lora else {}); return sites
+
+def _forward(engine, batch): return _final_states(engine, batch), engine.fast.root if engine.fast else None
+
 def _run_batch(engine, lora, batch, name, params, backward, left=None, keep=False):
-    "One micro-batch: log-probabilities [rows,K], per-token losses, the gradient by parameter (or None), and what is left for a backward pass to come."
-    fast, sites = engine.fast, lora.sites if lora else []
-    if fast: sites = [s for s in sites if s==engine.head_site]          # the others' gradients gather in the fast way itself
+    "One micro-batch: what waits for its log-probabilities [rows,K], per-token losses, the gradient by parameter (or None), and what is left for a backward pass to come."
+    fast = engine.fast
     with torch.set_grad_enabled(backward or keep):
-        engine.mount(lora.adapters(engine.dtype, sites) if lora else {})
-        h, root, known = left or (_final_states(engine, batch), fast.root if fast else None, None)
+        sites = _mount_for(engine, lora); h, root, known = left or (*_forward(engine, batch), None)
     with torch.set_grad_enabled(backward):
         live, y = _flatten(batch, 'live', h.device), _flatten(batch, 'targets', h.device)
         rows = live.any(-1)
@@ -592,9 +598,9 @@ def _run_batch(engine, lora, batch, name, params, backward, left=None, keep=Fals
             names = [f'{s}.lora_{ab}' for s in sites for ab in 'AB']
             found = torch.autograd.grad(losses.sum(), [lora.params[n] for n in names]+([root] if fast else []), allow_unused=True)
             grads = dict(zip(names, found))
-    return to_host(logp.detach())[0], losses.detach(), grads, (h, root, (logp.detach(), lse)) if keep else None
+    return on_the_way(logp.detach()), losses.detach(), grads, (h, root, (logp.detach(), lse)) if keep else None
 
-# %% ../nbs/07_engine.ipynb #644ba475
+# %% ../nbs/07_engine.ipynb #a252be7c
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -617,14 +623,19 @@ def forward_backward(self:Engine,
             logp, losses, g, left = _run_batch(self, lora, batch, loss_fn, params, backward, left, room>=0)
             kept.append((batch, left))
             total += float(losses.double().sum())
-            if g: torch._foreach_add_([grads[n] for n,x in g.items() if x is not None], [x for x in g.values() if x is not None])
-            for it in batch:
-                mine, logp = logp[:len(it.tokens)], logp[len(it.tokens):]
-                out[it.i] = mine[:,0].copy() if it.flat else mine[:,:it.targets.shape[1]].copy()
-        if backward and self.fast: _gather(self, lora, grads)
-        if backward: _keep(lora, grads)
+            _add(grads, g); _hand_out(batch, logp()[0], out)
+        if backward: _keep(self, lora, grads)
         if any(left for _,left in kept): self.kept = _Kept(lora, _state(lora), items, kept)
     return out, {'loss:sum':total, 'live_tokens:sum':float(sum(it.live.sum() for it in items))}
+
+def _add(grads, found):
+    if found: torch._foreach_add_([grads[n] for n,x in found.items() if x is not None], [x for x in found.values() if x is not None])
+
+def _hand_out(batch, logp, out):
+    "The rows of a micro-batch, [rows,K], to the places of its datums."
+    for it in batch:
+        mine, logp = logp[:len(it.tokens)], logp[len(it.tokens):]
+        out[it.i] = mine[:,0].copy() if it.flat else mine[:,:it.targets.shape[1]].copy()
 
 def _begin(engine, lora):
     "Mount an adapter, or none, in the fast way, and begin its gradient."
@@ -635,17 +646,76 @@ def _begin(engine, lora):
         else: engine.fast.mount(0, {})
         no_grads(engine.fast)
 
-# %% ../nbs/07_engine.ipynb #b491c794
+# %% ../nbs/07_engine.ipynb #73e9756c
 def _gather(engine, lora, grads):
     "Fill in what the fast way has summed."
     for k,(ab,c) in enumerate((('A', 1.), ('B', ALPHA/lora.rank))):
         found = fast_grads(engine.fast); torch._foreach_add_([grads[f'{s}.lora_{ab}'] for s in found], [g[k] for g in found.values()], alpha=c)
 
-def _keep(lora, grads):
+def _keep(engine, lora, grads):
+    if engine.fast: _gather(engine, lora, grads)
     if not bool(torch.stack(torch._foreach_norm(list(grads.values()))).isfinite().all()):
         bad = [n for n,g in grads.items() if not g.isfinite().all()] or ['all of it: its norm overflows']
         raise ValueError(f'the gradient is not finite at {bad[0]} ({len(bad)} of {len(grads)} tensors); it was not kept')
     lora.grads = grads if lora.grads is None else {n:lora.grads[n]+g for n,g in grads.items()}
+
+# %% ../nbs/07_engine.ipynb #6f175bba
+@dataclass
+class _Weighed:
+    "Micro-batches under way, and what the finished ones came to."
+    engine: Engine
+    lora: Lora
+    weigh: object
+    backward: bool
+    out: list      # log-probabilities by datum
+    grads: dict    # the gradient so far, or None
+    live: int = 0  # weights that are not zero
+    ahead: deque = field(default_factory=deque)
+
+    def begin(self, batch):
+        "Send off a forward pass."
+        e = self.engine
+        with torch.set_grad_enabled(self.backward): _mount_for(e, self.lora); h, root = _forward(e, batch)
+        with torch.no_grad(): known = target_logp(h.detach(), e.head, _flatten(batch, 'targets', h.device))
+        self.ahead.append((batch, (h, root, known) if self.backward else None, on_the_way(known[0])))
+
+    def finish(self):
+        "Weigh the oldest micro-batch, and send off its backward pass."
+        batch, left, logp = self.ahead.popleft(); logp = logp()[0]; _hand_out(batch, logp, self.out)
+        if not np.isfinite(logp).all(): raise ValueError(f'{_locate(batch, ~np.isfinite(logp))}: the log-probability of its target is not finite')
+        ws = [np.asarray(w, np.float32) for w in self.weigh([it.i for it in batch], [self.out[it.i] for it in batch])]
+        if [w.shape for w in ws]!=[self.out[it.i].shape for it in batch] or not all(np.isfinite(w).all() for w in ws): raise ValueError(f'weights of other shapes than the log-probabilities of datums {[it.i for it in batch]}, or not finite')
+        weighed = [replace(it, live=(w:=x.reshape(it.targets.shape))!=0, weights=w) for it,x in zip(batch, ws)]
+        self.live += sum(int(it.live.sum()) for it in weighed)
+        if self.backward: _add(self.grads, _run_batch(self.engine, self.lora, _like(batch, weighed), 'cross_entropy', {}, True, left)[2])
+
+# %% ../nbs/07_engine.ipynb #b5afe966
+def _unweighed(d):
+    y = {k:d.inputs[k] for k in ('target_tokens',) if k in d.inputs}
+    return Datum(d.tokens, dict(y, weights=np.zeros(np.shape(y.get('target_tokens')), np.float32)))
+
+@patch
+def forward_backward_by(self:Engine,
+    lora:Lora,         # the adapter; None (the base model) only with backward=False
+    data:list,         # of `Datum` with `target_tokens`
+    weigh,             # callable(numbers of datums, their log-probabilities) -> weights of the same shapes, as of `cross_entropy`
+    backward:bool=True # False: `weigh` is called, its weights are not used
+) -> tuple:            # (list of arrays, {'live_tokens:sum'})
+    "As `forward_backward` with `cross_entropy`, under weights that depend on the log-probabilities; what `weigh` raises is raised, and nothing is changed."
+    if not data or backward and lora is None: raise ValueError('no data' if not data else 'the base model is frozen: there is nothing to train without a LoRA adapter')
+    items = [_check_datum(self, i, _unweighed(d), 'cross_entropy', {}) for i,d in enumerate(data)]
+    run = _Weighed(self, lora, weigh, backward, [None]*len(items), {n:torch.zeros_like(p) for n,p in lora.params.items()} if backward else None)
+    with self.hold():
+        vars(self).pop('kept', None)
+        if self.fast: _begin(self, lora)
+        budget, self.recompute = _fitting(self, lora, items) if backward else (self.micro_tokens, False)
+        both = self.device.type=='cuda' and (not backward or 2.5*budget*_token_bytes(self, lora)<=self.share*_free(self))
+        for batch in _micro_batches(items, budget, self.device.type=='cpu' and not self.is_linear):
+            run.begin(batch)
+            if len(run.ahead)>both: run.finish()
+        while run.ahead: run.finish()
+        if backward: _keep(self, lora, run.grads)
+    return run.out, {'live_tokens:sum':float(run.live)}
 
 # %% ../nbs/07_engine.ipynb #96639679
 @dataclass(frozen=True)

@@ -366,7 +366,7 @@ def _to_dlogits(z, lse, y, g, dtype):
     _dlogits_kernel[(len(z), -(-z.shape[1]//4096))](z, z.shape[1], lse, y, g, out, y.shape[1], 4096, num_warps=8)
     return out
 
-# %% ../nbs/06a_fused.ipynb #3fda92ef
+# %% ../nbs/06a_fused.ipynb #576f5c11
 class _TargetLogp(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, W, bias, A, B, y, rows, known):
@@ -395,12 +395,12 @@ def target_logp(
     h,           # final states [n,H]
     head,        # the output matrix, a linear layer, with or without an adapter
     y,           # int64 [n,K]
-    numbers:int=None, # logits at a time; None: 2^28 on a GPU, 2^26 elsewhere
+    numbers:int=None, # logits at a time; None: 2^27 on a GPU, 2^26 elsewhere
     known=None   # what an earlier call said of the same states and ids: then the output matrix runs in the backward pass only
 ) -> tuple:      # float32 log-probabilities [n,K], differentiable by `h` and the adapter, and log-sum-exps [n]
     "Log-probabilities of some ids at each state."
     if not len(h): return h.new_zeros(y.shape, dtype=torch.float32), h.new_zeros(0, dtype=torch.float32)
-    (A, B), numbers = getattr(head, 'lora', None) or (None, None), numbers or 2**(28 if h.is_cuda else 26)
+    (A, B), numbers = getattr(head, 'lora', None) or (None, None), numbers or 2**(27 if h.is_cuda else 26)
     return _TargetLogp.apply(h.contiguous(), head.weight, head.bias, A, B, y.contiguous(), max(16, numbers//head.weight.shape[0]), known)
 
 # %% ../nbs/06a_fused.ipynb #1a553e41

@@ -168,7 +168,7 @@ def read_loss(
         known.add(node)
     raise ValueError(f'the graph of {name!r} has no output at its end')
 
-# %% ../nbs/07g_uploaded.ipynb #279afa0b
+# %% ../nbs/07g_uploaded.ipynb #a0e21d32
 def _side(d, i, key, rank):
     "An input of a datum as a tensor; raises ValueError where it is missing or of another rank."
     import torch
@@ -196,17 +196,17 @@ def _value(loss, d, i, lp):
     if odd := [k for k,v in metrics.items() if not isinstance(v, (bool, int, float)) and not (torch.is_tensor(v) and v.numel()==1 and not v.is_complex())]: raise ValueError(f'datum {i}: metric {odd[0]!r} of {loss.name} is no single number')
     return value, {k: float(torch.as_tensor(v).detach()) for k,v in metrics.items()}
 
-def _differentiated(loss, data, logps):
-    "Losses of all datums, their derivatives by log-probability, and metrics; raises ValueError naming the datum where one is not finite."
+def _differentiated(loss, data, logps, numbers):
+    "Losses of some datums, their derivatives by log-probability, and metrics; raises ValueError naming the datum by its number where one is not finite."
     import torch
     lps = [torch.tensor(x, requires_grad=True) for x in logps]
-    values,metrics = zip(*[_value(loss, d, i, lp) for i,(d,lp) in enumerate(zip(data, lps))])
-    with _blamed(loss, 0 if len(data)==1 else f'0 to {len(data)-1}'): grads = torch.autograd.grad(values, lps)
-    for i,(v,g) in enumerate(zip(values, grads)):
+    values,metrics = zip(*[_value(loss, d, i, lp) for i,d,lp in zip(numbers, data, lps)])
+    with _blamed(loss, ', '.join(map(str, sorted(numbers)))): grads = torch.autograd.grad(values, lps)
+    for i,v,g in zip(numbers, values, grads):
         if not (v.isfinite() and g.isfinite().all()): raise ValueError(f'datum {i}: {loss.name} or its derivative is not finite')
     return [float(v.detach()) for v in values], [g.numpy() for g in grads], metrics
 
-# %% ../nbs/07g_uploaded.ipynb #8303c555
+# %% ../nbs/07g_uploaded.ipynb #3d096d92
 def run_loss(
     engine,       # an `Engine`
     lora,         # its adapter
@@ -215,14 +215,11 @@ def run_loss(
     backward:bool=True # False: log-probabilities and loss only
 ) -> tuple:       # (list of arrays, metrics), as `Engine.forward_backward`
     "Log-probabilities and metrics; the gradient is added to the adapter's. Raises `ValueError` naming the datum whose loss is not one number, or not finite."
-    from rxnb.engine import Datum
-    if not data: raise ValueError('no data')
-    plain = lambda d, w: Datum(d.tokens, dict(target_tokens=d.inputs['target_tokens'], weights=w))
-    if missing := [i for i,d in enumerate(data) if 'target_tokens' not in d.inputs]: raise ValueError(f"datum {missing[0]}: missing input 'target_tokens'")
-    out,_ = engine.forward_backward(lora, [plain(d, np.zeros(np.shape(d.inputs['target_tokens']), np.float32)) for d in data], 'cross_entropy', backward=False)
-    values,grads,each = _differentiated(loss, data, out)
+    values,each = [None]*len(data), [None]*len(data)
+    def weigh(numbers, logps):
+        found,grads,metrics = _differentiated(loss, [data[i] for i in numbers], logps, numbers)
+        for i,v,m in zip(numbers, found, metrics): values[i],each[i] = v,m
+        return [-g for g in grads]
+    out,said = engine.forward_backward_by(lora, data, weigh, backward)
     total = {k: sum(m[k] for m in each) for k in each[0]}
-    metrics = {'loss:sum': sum(values), **{k: v/len(data) if k.endswith(':mean') else v for k,v in total.items()}}
-    if not backward: return out, metrics
-    out,said = engine.forward_backward(lora, [plain(d, -g) for d,g in zip(data, grads)], 'cross_entropy')
-    return out, dict(said, **metrics)
+    return out, {'loss:sum': sum(values), **{k: v/len(data) if k.endswith(':mean') else v for k,v in total.items()}, **said}
