@@ -354,7 +354,7 @@ def same_gradient(
     d,c = float(np.linalg.norm(a-b))/min(na,nb), float((a/na).ravel()@(b/nb).ravel())
     return GradientMatch(d<=rtol and c>=min_cosine, d, c, (na,nb))
 
-# %% ../nbs/05_losses.ipynb #ebd054b3
+# %% ../nbs/05_losses.ipynb #9cf73533
 def ratio_stats(
     logp_T, # Trainer log-probabilities of the trained tokens, all datums together: [T], nats
     sampler_logp_T, # Sampler log-probabilities: [T], nats
@@ -363,9 +363,8 @@ def ratio_stats(
     d = np.asarray(logp_T, np.float64) - np.asarray(sampler_logp_T, np.float64)
     with np.errstate(over='ignore'): r,a = np.exp(d), np.abs(d)
     if d.size==0 or not (np.isfinite(d).all() and np.isfinite(r).all()): raise ValueError(f'need finite ratios of at least one token, got {d.size}, {int((~np.isfinite(r)).sum())} of them not finite')
-    return dict(kl_k1_nats=float(-d.mean()), kl_k3_nats=float((np.expm1(d)-d).mean()), ratio_mean=float(r.mean()), ratio_max=float(r.max()),
-        ratio_p50=float(np.quantile(r,.5)), ratio_p90=float(np.quantile(r,.9)), ratio_p99=float(np.quantile(r,.99)),
-        **{f'log_ratio_p{k}_nats': float(np.quantile(d,k/100)) for k in (90,99)}, log_ratio_max_nats=float(d.max()),
-        **{f'abs_log_ratio_p{k}_nats': float(np.quantile(a,k/100)) for k in (90,99)}, abs_log_ratio_max_nats=float(a.max()),
+    at = lambda x, name, *ks: dict(zip((name.format(k) for k in ks), np.quantile(x, [k/100 for k in ks]).tolist()))
+    return dict(kl_k1_nats=float(-d.mean()), kl_k3_nats=float((np.expm1(d)-d).mean()), ratio_mean=float(r.mean()), ratio_max=float(r.max()), **at(r, 'ratio_p{}', 50, 90, 99),
+        **at(d, 'log_ratio_p{}_nats', 90, 99), log_ratio_max_nats=float(d.max()), **at(a, 'abs_log_ratio_p{}_nats', 90, 99), abs_log_ratio_max_nats=float(a.max()),
         ratio_above_2_frac=float((r>2).mean()), ratio_below_half_frac=float((r<.5).mean()),
         ess_frac=float(r.sum()**2/(r.size*(r**2).sum())))

@@ -8,7 +8,7 @@ __all__ = ['STAGES', 'SIDES', 'BUILT_IN', 'Recipe', 'prepare', 'built_in', 'take
            'ask_step', 'judge_step', 'score_step', 'teach_critic', 'learn_step', 'Trained', 'Samplers', 'begin',
            'ask_ahead', 'show_version', 'train', 'progress_line']
 
-# %% ../nbs/14_train.ipynb #dc829f39
+# %% ../nbs/14_train.ipynb #21d89e38
 import json, threading, time, weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from .connect import maker, resolve
 from .critic import TrainedCritic, open_critic
 from .grading import check_task, grader_id
 from .lag import samplers
-from .losses import datum_loss, dry_run, loss_params, ratio_stats, token_loss, torch_loss
+from .losses import LOSSES, datum_loss, dry_run, loss_params, ratio_stats, token_loss, torch_loss
 from .resume import Keeper, State, Stopped, restore
 from .rewards import check_reward
 from .rollouts import Asked, adam_params, ask_rollouts, make_datum, rollout_features, token_columns, with_others
@@ -164,7 +164,7 @@ def submit_loss(
     dry_run(loss, data, [c['sampler_logp'] for c in columns])
     return client.forward_backward_custom(data, loss)
 
-# %% ../nbs/14_train.ipynb #9b441474
+# %% ../nbs/14_train.ipynb #f2acc4cb
 def trainer_logps(
     output, # What `submit_loss` resolved to
     columns, # The columns it was sent
@@ -198,7 +198,7 @@ def no_gradient_frac(
 ) -> float: # 0 to 1
     "Share of the sampled tokens with an advantage that get no gradient, by the float64 reference at the trainer's log-probabilities."
     each = lambda k: np.concatenate([c[k] for c in columns])
-    of = np.repeat(np.arange(len(columns)), [len(c['mask']) for c in columns])
+    of = None if LOSSES[name].tokenwise else np.repeat(np.arange(len(columns)), [len(c['mask']) for c in columns]) # tokens that stand alone get one or none whatever sequence they are of
     _,g = token_loss(name, np.concatenate(trainer_logps(output, columns)), each('sampler_logp'), each('advantage'), each('mask'), of, **params)
     return float((_sampled(g)[(each('mask')==1) & (each('advantage')!=0)]==0).mean())
 
