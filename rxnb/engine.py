@@ -434,7 +434,7 @@ def _flatten(batch, key, device):
     K = max(x.shape[1] for x in xs)
     return torch.as_tensor(np.concatenate([np.pad(x, ((0,0),(0,K-x.shape[1]))) for x in xs]), device=device)
 
-# %% ../nbs/07_engine.ipynb #18b53e52
+# %% ../nbs/07_engine.ipynb #26e5e688
 def _hidden(engine, ids):
     "Final hidden states [B,L,H], by the fast way where the model takes it."
     return states(engine.fast, ids, causal_attention, engine.recompute) if engine.fast else engine.hidden(ids)
@@ -451,8 +451,8 @@ def _token_bytes(engine, lora):
     known = vars(engine).setdefault('token_bytes', {})
     if lora.rank not in known:
         if not engine.fast: engine.mount(lora.adapters(engine.dtype))
-        ids = torch.zeros(4 if engine.device.type=='cuda' else 1, min(128, engine.max_context), dtype=torch.int64, device=engine.device)
-        known[lora.rank] = _saved_bytes(lambda: _hidden(engine, ids), [*engine.model.parameters(), *lora.params.values()])/ids.numel()
+        ids, held, engine.recompute = torch.zeros(4 if engine.device.type=='cuda' else 1, min(128, engine.max_context), dtype=torch.int64, device=engine.device), engine.recompute, False
+        known[lora.rank] = _saved_bytes(lambda: _hidden(engine, ids), [*engine.model.parameters(), *lora.params.values()])/ids.numel(); engine.recompute = held
     return known[lora.rank]
 
 def _half(items, least):
@@ -600,7 +600,7 @@ def _run_batch(engine, lora, batch, name, params, backward, left=None, keep=Fals
             grads = dict(zip(names, found))
     return on_the_way(logp.detach()), losses.detach(), grads, (h, root, (logp.detach(), lse)) if keep else None
 
-# %% ../nbs/07_engine.ipynb #a252be7c
+# %% ../nbs/07_engine.ipynb #e2226461
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -628,6 +628,7 @@ def forward_backward(self:Engine,
         if any(left for _,left in kept): self.kept = _Kept(lora, _state(lora), items, kept)
     return out, {'loss:sum':total, 'live_tokens:sum':float(sum(it.live.sum() for it in items))}
 
+# %% ../nbs/07_engine.ipynb #1ca11249
 def _add(grads, found):
     if found: torch._foreach_add_([grads[n] for n,x in found.items() if x is not None], [x for x in found.values() if x is not None])
 
@@ -659,7 +660,7 @@ def _keep(engine, lora, grads):
         raise ValueError(f'the gradient is not finite at {bad[0]} ({len(bad)} of {len(grads)} tensors); it was not kept')
     lora.grads = grads if lora.grads is None else {n:lora.grads[n]+g for n,g in grads.items()}
 
-# %% ../nbs/07_engine.ipynb #6f175bba
+# %% ../nbs/07_engine.ipynb #eaf3578c
 @dataclass
 class _Weighed:
     "Micro-batches under way, and what the finished ones came to."
@@ -682,14 +683,14 @@ class _Weighed:
     def finish(self):
         "Weigh the oldest micro-batch, and send off its backward pass."
         batch, left, logp = self.ahead.popleft(); logp = logp()[0]; _hand_out(batch, logp, self.out)
-        if not np.isfinite(logp).all(): raise ValueError(f'{_locate(batch, ~np.isfinite(logp))}: the log-probability of its target is not finite')
+        if not np.isfinite(logp).all(): raise ValueError(f'{_locate(batch, ~torch.from_numpy(logp).isfinite())}: the log-probability of its target is not finite')
         ws = [np.asarray(w, np.float32) for w in self.weigh([it.i for it in batch], [self.out[it.i] for it in batch])]
         if [w.shape for w in ws]!=[self.out[it.i].shape for it in batch] or not all(np.isfinite(w).all() for w in ws): raise ValueError(f'weights of other shapes than the log-probabilities of datums {[it.i for it in batch]}, or not finite')
         weighed = [replace(it, live=(w:=x.reshape(it.targets.shape))!=0, weights=w) for it,x in zip(batch, ws)]
         self.live += sum(int(it.live.sum()) for it in weighed)
         if self.backward: _add(self.grads, _run_batch(self.engine, self.lora, _like(batch, weighed), 'cross_entropy', {}, True, left)[2])
 
-# %% ../nbs/07_engine.ipynb #b5afe966
+# %% ../nbs/07_engine.ipynb #6f698f0b
 def _unweighed(d):
     y = {k:d.inputs[k] for k in ('target_tokens',) if k in d.inputs}
     return Datum(d.tokens, dict(y, weights=np.zeros(np.shape(y.get('target_tokens')), np.float32)))
@@ -709,8 +710,9 @@ def forward_backward_by(self:Engine,
         vars(self).pop('kept', None)
         if self.fast: _begin(self, lora)
         budget, self.recompute = _fitting(self, lora, items) if backward else (self.micro_tokens, False)
-        both = self.device.type=='cuda' and (not backward or 2.5*budget*_token_bytes(self, lora)<=self.share*_free(self))
-        for batch in _micro_batches(items, budget, self.device.type=='cpu' and not self.is_linear):
+        plan = _micro_batches(items, budget, self.device.type=='cpu' and not self.is_linear)
+        both = self.device.type=='cuda' and (not backward or 2.5*max(b.padded for b in plan)*_token_bytes(self, lora)<=self.share*_free(self))
+        for batch in plan:
             run.begin(batch)
             if len(run.ahead)>both: run.finish()
         while run.ahead: run.finish()

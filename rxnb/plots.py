@@ -169,7 +169,7 @@ def behind(
     bands = [*(['prompts'] if band else []), *(['items'] if len(curve) else [])]
     return '; '.join(parts) + (f'\nband: ± 1 standard error over {" or ".join(bands)}' if bands else '')
 
-# %% ../nbs/17_plots.ipynb #65be1514
+# %% ../nbs/17_plots.ipynb #64781c8d
 def training_panels(
     steps:pd.DataFrame # Rows of the arms that are shown
 ) -> tuple: # Names in `PANELS`
@@ -180,7 +180,7 @@ def _span(ax, steps, curve):
     "The whole run so far on the axis of steps, whatever a panel has points of."
     last = max([steps.step.max()+1, *curve.step])
     ax.set_xlim(-.02*last, 1.02*last)
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1,2,5,10], integer=True, min_n_ticks=1))
 
 # %% ../nbs/17_plots.ipynb #e0484fa5
 def plot_panels(

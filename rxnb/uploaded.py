@@ -26,7 +26,7 @@ KEYWORDS = frozenset('alpha beta correction delta descending diagonal dim dim0 d
 WORDS = frozenset('none mean sum floor fro'.split()) # 'trunc' of whole numbers ends the process where the quotient does not fit
 TYPES = frozenset('float32 float64 int32 int64 bool'.split())
 
-# %% ../nbs/07g_uploaded.ipynb #52cc34c9
+# %% ../nbs/07g_uploaded.ipynb #6adb3c1f
 def _method(name):
     import torch
     def run(x, *args, **kw):
@@ -44,7 +44,7 @@ def _arithmetic(f):
     import torch
     plain = (bool, int, float, torch.dtype)
     def run(*args):
-        if f is operator.getitem or all(type(a) in (torch.Tensor, float) for a in args): return f(*args)
+        if f is operator.getitem or f is not operator.pow and all(type(a) in (torch.Tensor, float) for a in args): return f(*args)
         if strange := [a for a in args if not (torch.is_tensor(a) or isinstance(a, plain)) or type(a) is int and abs(a)>2**63]: raise ValueError(f'{f.__name__} of {strange[0]!r:.50}: a loss computes with tensors and numbers')
         return math.pow(*args) if f is operator.pow and not any(map(torch.is_tensor, args)) else f(*args)
     return run
@@ -168,7 +168,7 @@ def read_loss(
         known.add(node)
     raise ValueError(f'the graph of {name!r} has no output at its end')
 
-# %% ../nbs/07g_uploaded.ipynb #a0e21d32
+# %% ../nbs/07g_uploaded.ipynb #fd9b6225
 def _side(d, i, key, rank):
     "An input of a datum as a tensor; raises ValueError where it is missing or of another rank."
     import torch
@@ -201,7 +201,7 @@ def _differentiated(loss, data, logps, numbers):
     import torch
     lps = [torch.tensor(x, requires_grad=True) for x in logps]
     values,metrics = zip(*[_value(loss, d, i, lp) for i,d,lp in zip(numbers, data, lps)])
-    with _blamed(loss, ', '.join(map(str, sorted(numbers)))): grads = torch.autograd.grad(values, lps)
+    with _blamed(loss, ', '.join(map(str, sorted(numbers)[:8]))+(' …' if len(numbers)>8 else '')): grads = torch.autograd.grad(values, lps)
     for i,v,g in zip(numbers, values, grads):
         if not (v.isfinite() and g.isfinite().all()): raise ValueError(f'datum {i}: {loss.name} or its derivative is not finite')
     return [float(v.detach()) for v in values], [g.numpy() for g in grads], metrics
