@@ -147,7 +147,7 @@ def _pick_device(device):
     if d.type=='cuda' and (d.index or 0)>=(here := torch.cuda.device_count()): raise ValueError(f'{device} is not here: this machine shows {here} GPUs to PyTorch')
     return torch.device('cuda', torch.cuda.current_device()) if d.type=='cuda' and d.index is None else d
 
-# %% ../nbs/07_engine.ipynb #e7e5695e
+# %% ../nbs/07_engine.ipynb #df77efef
 class Engine:
     "A frozen causal language model that trains and serves LoRA adapters; token ids only. Raises FileNotFoundError where there is no such model, ValueError where it is no plain stack of layers."
     def __init__(self,
@@ -167,6 +167,7 @@ class Engine:
         self.vocab_size, self.max_context = self.head.weight.shape[0], self.config.max_position_embeddings
         self.eos_ids = _eos_ids(self.model)
         self.is_linear = 'linear_attention' in (getattr(self.config, 'layer_types', None) or [])
+        self.shares_prompts = self.device.type=='cpu' and not self.is_linear # in training: what sequences begin with in common runs once
         params = inspect.signature(self.backbone.forward).parameters
         self.cache_arg = 'cache' if 'cache' in params else 'past_key_values'
         probe = torch.arange(8, device=self.device)[None] % self.vocab_size
@@ -533,7 +534,7 @@ def _batch_loss(batch, logp, live, name, params):
     if own: params = {k:pick(k) if k in own else torch.full_like(q[live], v) for k,v in params.items()}
     return torch_token_loss(name, logp[live], q[live], pick('advantages'), **params)*pick('weights')
 
-# %% ../nbs/07_engine.ipynb #446a6e4a
+# %% ../nbs/07_engine.ipynb #fd3ffd8c
 @dataclass
 class _Kept:
     "What a forward pass left for the backward pass to come."
@@ -559,7 +560,7 @@ def _plan(engine, lora, items, backward):
     known = _recall(engine, lora, items); ask = lora and not backward and not any(it.live.any() for it in items)
     if known and backward: engine.recompute = False; return known, 0
     budget, engine.recompute = _fitting(engine, lora, items) if backward or ask else (engine.micro_tokens, False)
-    plan = lambda n: [(b, None) for b in _micro_batches(items, n, engine.device.type=='cpu' and not engine.is_linear)]
+    plan = lambda n: [(b, None) for b in _micro_batches(items, n, engine.shares_prompts)]
     if not ask or engine.recompute: return plan(budget), 0
     whole, most = plan(budget), engine.share*_free(engine)/_token_bytes(engine, lora); n = [b.padded for b,_ in whole]
     if sum(n)+.5*max(n)<=most: return whole, most                                # all are kept, and backward passes take half as much as one of them keeps
@@ -690,7 +691,7 @@ class _Weighed:
         self.live += sum(int(it.live.sum()) for it in weighed)
         if self.backward: _add(self.grads, _run_batch(self.engine, self.lora, _like(batch, weighed), 'cross_entropy', {}, True, left)[2])
 
-# %% ../nbs/07_engine.ipynb #6f698f0b
+# %% ../nbs/07_engine.ipynb #4c602fd3
 def _unweighed(d):
     y = {k:d.inputs[k] for k in ('target_tokens',) if k in d.inputs}
     return Datum(d.tokens, dict(y, weights=np.zeros(np.shape(y.get('target_tokens')), np.float32)))
@@ -710,7 +711,7 @@ def forward_backward_by(self:Engine,
         vars(self).pop('kept', None)
         if self.fast: _begin(self, lora)
         budget, self.recompute = _fitting(self, lora, items) if backward else (self.micro_tokens, False)
-        plan = _micro_batches(items, budget, self.device.type=='cpu' and not self.is_linear)
+        plan = _micro_batches(items, budget, self.shares_prompts)
         both = self.device.type=='cuda' and (not backward or 2.5*max(b.padded for b in plan)*_token_bytes(self, lora)<=self.share*_free(self))
         for batch in plan:
             run.begin(batch)
