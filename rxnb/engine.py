@@ -435,7 +435,7 @@ def _flatten(batch, key, device):
     K = max(x.shape[1] for x in xs)
     return torch.as_tensor(np.concatenate([np.pad(x, ((0,0),(0,K-x.shape[1]))) for x in xs]), device=device)
 
-# %% ../nbs/07_engine.ipynb #26e5e688
+# %% ../nbs/07_engine.ipynb #ff112607
 def _hidden(engine, ids):
     "Final hidden states [B,L,H], by the fast way where the model takes it."
     return states(engine.fast, ids, causal_attention, engine.recompute) if engine.fast else engine.hidden(ids)
@@ -452,8 +452,10 @@ def _token_bytes(engine, lora):
     known = vars(engine).setdefault('token_bytes', {})
     if lora.rank not in known:
         if not engine.fast: engine.mount(lora.adapters(engine.dtype))
-        ids, held, engine.recompute = torch.zeros(4 if engine.device.type=='cuda' else 1, min(128, engine.max_context), dtype=torch.int64, device=engine.device), engine.recompute, False
-        known[lora.rank] = _saved_bytes(lambda: _hidden(engine, ids), [*engine.model.parameters(), *lora.params.values()])/ids.numel(); engine.recompute = held
+        ids = torch.zeros(4 if engine.device.type=='cuda' else 1, min(128, engine.max_context), dtype=torch.int64, device=engine.device)
+        held, engine.recompute = engine.recompute, False                       # what layers keep that do not recompute
+        try: known[lora.rank] = _saved_bytes(lambda: _hidden(engine, ids), [*engine.model.parameters(), *lora.params.values()])/ids.numel()
+        finally: engine.recompute = held
     return known[lora.rank]
 
 def _half(items, least):
@@ -519,10 +521,13 @@ def _locate(batch, bad):
         if row < len(it.tokens): return f'datum {it.i}, position {row}'
         row -= len(it.tokens)
 
-# %% ../nbs/07_engine.ipynb #862b2f0b
+# %% ../nbs/07_engine.ipynb #f5ec0481
+def _require_finite(batch, logp):
+    if (bad:=~logp.isfinite()).any(): raise ValueError(f'{_locate(batch, bad)}: the log-probability of its target is not finite')
+
 def _batch_loss(batch, logp, live, name, params):
     "Per-token losses of the live tokens; `logp` and `live` are [rows, K]."
-    if (bad:=~logp.detach().isfinite()).any(): raise ValueError(f'{_locate(batch, bad)}: the log-probability of its target is not finite')
+    _require_finite(batch, logp.detach())
     dev, pick = logp.device, lambda k: _flatten(batch, k, dev)[live]
     if name=='cross_entropy': return -logp[live]*pick('weights')
     q = _flatten(batch, 'logprobs', dev)
@@ -601,7 +606,7 @@ def _run_batch(engine, lora, batch, name, params, backward, left=None, keep=Fals
             grads = dict(zip(names, found))
     return on_the_way(logp.detach()), losses.detach(), grads, (h, root, (logp.detach(), lse)) if keep else None
 
-# %% ../nbs/07_engine.ipynb #e2226461
+# %% ../nbs/07_engine.ipynb #098ca302
 @patch
 def forward_backward(self:Engine,
     lora:Lora,         # the adapter; None (the base model) only with backward=False
@@ -612,8 +617,7 @@ def forward_backward(self:Engine,
 ) -> tuple:            # (list of arrays, {'loss:sum', 'live_tokens:sum'})
     "Float32 log-probabilities [N] or [N,K] by datum, and metrics; the gradient is added to `lora.grads`, or nothing is changed and ValueError is raised."
     params = builtin_params(loss_fn, loss_config)
-    if backward and lora is None: raise ValueError('the base model is frozen: there is nothing to train without a LoRA adapter')
-    if not data: raise ValueError('no data')
+    _require_work(lora, data, backward)
     items = [_check_datum(self, i, d, loss_fn, params) for i,d in enumerate(data)]
     out, total, grads = [None]*len(items), 0., {n:torch.zeros_like(p) for n,p in lora.params.items()} if backward else None
     with self.hold():
@@ -629,7 +633,11 @@ def forward_backward(self:Engine,
         if any(left for _,left in kept): self.kept = _Kept(lora, _state(lora), items, kept)
     return out, {'loss:sum':total, 'live_tokens:sum':float(sum(it.live.sum() for it in items))}
 
-# %% ../nbs/07_engine.ipynb #1ca11249
+# %% ../nbs/07_engine.ipynb #89801f4b
+def _require_work(lora, data, backward):
+    if backward and lora is None: raise ValueError('the base model is frozen: there is nothing to train without a LoRA adapter')
+    if not data: raise ValueError('no data')
+
 def _add(grads, found):
     if found: torch._foreach_add_([grads[n] for n,x in found.items() if x is not None], [x for x in found.values() if x is not None])
 
@@ -661,7 +669,7 @@ def _keep(engine, lora, grads):
         raise ValueError(f'the gradient is not finite at {bad[0]} ({len(bad)} of {len(grads)} tensors); it was not kept')
     lora.grads = grads if lora.grads is None else {n:lora.grads[n]+g for n,g in grads.items()}
 
-# %% ../nbs/07_engine.ipynb #eaf3578c
+# %% ../nbs/07_engine.ipynb #ae2c499c
 @dataclass
 class _Weighed:
     "Micro-batches under way, and what the finished ones came to."
@@ -684,14 +692,14 @@ class _Weighed:
     def finish(self):
         "Weigh the oldest micro-batch, and send off its backward pass."
         batch, left, logp = self.ahead.popleft(); logp = logp()[0]; _hand_out(batch, logp, self.out)
-        if not np.isfinite(logp).all(): raise ValueError(f'{_locate(batch, ~torch.from_numpy(logp).isfinite())}: the log-probability of its target is not finite')
+        _require_finite(batch, torch.from_numpy(logp))
         ws = [np.asarray(w, np.float32) for w in self.weigh([it.i for it in batch], [self.out[it.i] for it in batch])]
         if [w.shape for w in ws]!=[self.out[it.i].shape for it in batch] or not all(np.isfinite(w).all() for w in ws): raise ValueError(f'weights of other shapes than the log-probabilities of datums {[it.i for it in batch]}, or not finite')
         weighed = [replace(it, live=(w:=x.reshape(it.targets.shape))!=0, weights=w) for it,x in zip(batch, ws)]
         self.live += sum(int(it.live.sum()) for it in weighed)
         if self.backward: _add(self.grads, _run_batch(self.engine, self.lora, _like(batch, weighed), 'cross_entropy', {}, True, left)[2])
 
-# %% ../nbs/07_engine.ipynb #4c602fd3
+# %% ../nbs/07_engine.ipynb #e4e07e46
 def _unweighed(d):
     y = {k:d.inputs[k] for k in ('target_tokens',) if k in d.inputs}
     return Datum(d.tokens, dict(y, weights=np.zeros(np.shape(y.get('target_tokens')), np.float32)))
@@ -704,7 +712,7 @@ def forward_backward_by(self:Engine,
     backward:bool=True # False: `weigh` is called, its weights are not used
 ) -> tuple:            # (list of arrays, {'live_tokens:sum'})
     "As `forward_backward` with `cross_entropy`, under weights that depend on the log-probabilities; what `weigh` raises is raised, and nothing is changed."
-    if not data or backward and lora is None: raise ValueError('no data' if not data else 'the base model is frozen: there is nothing to train without a LoRA adapter')
+    _require_work(lora, data, backward)
     items = [_check_datum(self, i, _unweighed(d), 'cross_entropy', {}) for i,d in enumerate(data)]
     run = _Weighed(self, lora, weigh, backward, [None]*len(items), {n:torch.zeros_like(p) for n,p in lora.params.items()} if backward else None)
     with self.hold():
